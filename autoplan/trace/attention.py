@@ -1,0 +1,88 @@
+"""Keeps Hugging Face attention causal and grouped while a model is traced.
+
+Traced as it is, a Hugging Face model builds an explicit S x S mask (its shortcut is off under tracing) and repeats the
+KV heads. While `opaque_attention` is active, models whose batch has neither padding mask nor position ids use an
+attention that passes ``is_causal`` and ``enable_gqa`` through to `scaled_dot_product_attention`; every other model is
+traced as it is. Registering an attention implementation is transformers' public extension point
+(huggingface.co/docs/transformers/attention_interface).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+NAME = "autoplan"
+_NEEDS_MASK = ("attention_mask", "position_ids", "cache_position", "past_key_values", "decoder_attention_mask")
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=attention_mask is None and bool(causal) and query.shape[2] > 1,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    from transformers.masking_utils import sdpa_mask
+
+    config, length = kwargs.get("config"), kwargs.get("kv_length", 0)
+    window = [getattr(config, k, None) for k in ("sliding_window", "attention_chunk_size")]
+    if kwargs.get("attention_mask") is None and not any(w is not None and w < length for w in window):
+        return None
+    mask: torch.Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
+
+
+@contextlib.contextmanager
+def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[str | None]:
+    """Switches a Hugging Face `model` (a copy that is ours) to the attention above.
+
+    Yields:
+        None, or what a reader of the profile should know of the attention that was traced.
+    """
+    configured = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
+    implementations = {getattr(c, "_attn_implementation", None) for c in configured}
+    if "transformers" not in sys.modules or not implementations & {"sdpa", "eager", "flash_attention_2"}:
+        yield None
+        return
+    given = [name for name in _NEEDS_MASK if kwargs.get(name) is not None]
+    if given:
+        yield f"attention was traced with an explicit mask, because the batch has {', '.join(given)}"
+        return
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
+    before = [(c, c._attn_implementation) for c in configured if hasattr(c, "_attn_implementation")]
+    for c, _ in before:
+        c._attn_implementation = NAME
+    try:
+        yield None
+    finally:
+        for c, implementation in before:
+            c._attn_implementation = implementation

@@ -1,0 +1,276 @@
+"""Exported program -> `OpGraph`: one op per composite ATen call, ties resolved, what does nothing removed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch import nn
+
+from autoplan.errors import UnsupportedOpError
+from autoplan.ir import Arg, GraphInput, Op, OpGraph, Ref, TensorSpec
+
+_IGNORED = {"_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar"}
+
+
+def build_graph(
+    exported: torch.export.ExportedProgram,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    prefix: str,
+    low: torch.dtype | None,
+) -> tuple[OpGraph, tuple[str | None, ...], Any]:
+    """Builds the graph of an exported program.
+
+    Args:
+        exported: From ``torch.export.export(strict=False)``.
+        model: The user's module, for original parameter names, dtypes and ties.
+        args: The user's positional inputs.
+        kwargs: The user's keyword inputs.
+        prefix: What the export put before the model's own paths.
+        low: dtype that floating parameters and inputs were lowered to, or None.
+
+    Returns:
+        The graph; per flattened input leaf its graph path or None; the output pytree.
+
+    Raises:
+        UnsupportedOpError: A node that this version cannot represent; quotes its source line.
+    """
+    builder = _Builder(model, prefix, low)
+    gm = exported.module(check_guards=False)
+    leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
+    builder.placeholders(gm.graph, leaves)
+    for node in gm.graph.nodes:
+        builder.add(node)
+    graph = builder.finish(gm, exported)
+    used = {i.path for i in graph.inputs if i.kind == "input"}
+    paths = tuple(p if p in used else None for p in (_input_path(k) for k, _ in leaves))
+    return graph, paths, exported.call_spec.out_spec
+
+
+def _input_path(key: Sequence[Any]) -> str:
+    """``kwargs["input_ids"]`` -> ``input_ids``; ``args[0]`` -> ``args.0``."""
+    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in key]
+    return ".".join(parts[1:]) if parts[0] == "1" else ".".join(["args", *parts[1:]])
+
+
+class _Builder:
+    """State of one conversion; `finish` gives the graph."""
+
+    def __init__(self, model: nn.Module, prefix: str, low: torch.dtype | None) -> None:
+        self.model, self.prefix, self.low = model, prefix, low
+        self.inputs: dict[str, GraphInput] = {}
+        self.ops: list[Op] = []
+        self.values: dict[str, TensorSpec] = {}
+        self.alias: dict[str, str] = {}  # fx node name -> value it stands for
+        self.ordinals: dict[str, int] = {}
+        self.outputs: list[str] = []
+        self.getitems: dict[str, dict[int, str]] = {}
+        self.names: dict[int, list[str]] = {}
+        pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, tensor in pairs:
+            self.names.setdefault(id(tensor), []).append(name)
+        self.by_path = {n: self.names[id(t)] for n, t in pairs}
+        self.tensors = dict(pairs)
+        self.seen: dict[str, str] = {}  # canonical path -> value
+
+    def placeholders(self, graph: fx.Graph, leaves: Sequence[tuple[Any, Any]]) -> None:
+        nodes = [n for n in graph.nodes if n.op == "placeholder"]
+        for node, (key, _leaf) in zip(nodes, leaves, strict=True):
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                continue
+            path = _input_path(key)
+            self._input(node, "input", path, ())
+
+    def _input(self, node: fx.Node, kind: Any, path: str, aliases: tuple[str, ...]) -> None:
+        spec = _spec(node.meta["val"])
+        lowered = self.low is not None and spec.dtype == str(self.low)[6:]
+        if kind != "input":
+            lowered = lowered and self.tensors[path].dtype == torch.float32
+            trainable = kind == "parameter" and self.tensors[path].requires_grad
+            spec = TensorSpec(spec.shape, spec.dtype, trainable)
+        if not lowered:
+            self.inputs[node.name] = GraphInput(node.name, kind, path, aliases)
+            self.values[node.name] = spec
+            return
+        master = f"{node.name}_fp32"
+        self.inputs[master] = GraphInput(master, kind, path, aliases)
+        self.values[master] = TensorSpec(spec.shape, "float32", spec.requires_grad)
+        self.values[node.name] = spec
+        self.ops.append(
+            Op(f"{path}:cast", "aten.to.dtype", (Ref(master), str(self.low)), {}, (node.name,),
+               path.rpartition(".")[0] if kind != "input" else "")
+        )
+
+    def add(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self._attribute(node)
+        elif node.op == "output":
+            self.outputs = [self._resolve(n.name) for n in pytree.tree_leaves(node.args[0]) if isinstance(n, fx.Node)]
+        elif node.op == "call_function" and node.target is not operator.getitem:
+            self._call(node)
+
+    def _attribute(self, node: fx.Node) -> None:
+        target = str(node.target)
+        path = target[len(self.prefix) :] if target.startswith(self.prefix) else target
+        if path not in self.by_path:
+            raise UnsupportedOpError(
+                f"the model uses a tensor that is neither parameter nor buffer ({target}): register it with "
+                "register_buffer, so that it can be placed"
+            )
+        names = self.by_path[path]
+        if names[0] in self.seen:
+            self.alias[node.name] = self.seen[names[0]]
+            return
+        self.seen[names[0]] = node.name
+        kind = "parameter" if isinstance(self.tensors[path], nn.Parameter) else "buffer"
+        self._input(node, kind, names[0], tuple(names[1:]))
+
+    def _call(self, node: fx.Node) -> None:
+        target = str(node.target)
+        name = target.split(".")[1] if target.count(".") else target
+        if name in _IGNORED:
+            return
+        if not target.startswith(("aten.", "prims.")) and "::" not in str(getattr(node.target, "_schema", "")):
+            raise UnsupportedOpError(f"{target} cannot be represented yet{_where(node)}")
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if first is not None and _does_nothing(node, first, name):
+            self.alias[node.name] = self._resolve(first.name)
+            return
+        if name.endswith("_") and not name.endswith("__"):
+            raise UnsupportedOpError(
+                f"in-place {target} is not supported yet{_where(node)}: write it out of place"
+            )
+        value = node.meta.get("val")
+        outputs: tuple[str, ...] = (node.name,)
+        if isinstance(value, torch.Tensor):
+            self.values[node.name] = _spec(value)
+        else:
+            outputs = self._outputs(node, value)
+        module = _module(node, self.prefix)
+        stem = f"{module}:{target.rsplit('.', 1)[0]}"
+        ordinal = self.ordinals[stem] = self.ordinals.get(stem, -1) + 1
+        args = tuple(self._arg(a) for a in node.args)
+        if name in ("view", "reshape", "_unsafe_view", "expand"):
+            args = (args[0], tuple(self.values[node.name].shape), *args[2:])
+        self.ops.append(
+            Op(f"{stem}#{ordinal}", target, args, {k: self._arg(v) for k, v in node.kwargs.items()}, outputs, module,
+               _source(node))
+        )
+
+    def _outputs(self, node: fx.Node, value: Any) -> tuple[str, ...]:
+        """Names of a multi-output op: its getitem nodes, in order; unused outputs get a name of their own."""
+        if not isinstance(value, list | tuple):
+            raise UnsupportedOpError(f"{node.target} returns {type(value).__name__}, not tensors{_where(node)}")
+        names = {int(u.args[1]): u.name for u in reversed(node.users) if u.target is operator.getitem}
+        for u in node.users:
+            if u.target is operator.getitem:
+                self.alias[u.name] = names[int(u.args[1])]  # type: ignore[arg-type]
+        out = []
+        for i, v in enumerate(value):
+            name = names.get(i, f"{node.name}_{i}")
+            self.values[name] = _spec(v)
+            out.append(name)
+        return tuple(out)
+
+    def _resolve(self, name: str) -> str:
+        while name in self.alias and self.alias[name] != name:
+            name = self.alias[name]
+        return name
+
+    def _arg(self, arg: Any) -> Arg:
+        if isinstance(arg, fx.Node):
+            return Ref(self._resolve(arg.name))
+        if isinstance(arg, list | tuple):
+            return tuple(self._arg(a) for a in arg)
+        if isinstance(arg, torch.device):
+            return f"device:{arg.type}"
+        if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
+            return str(arg)
+        if isinstance(arg, bool | int | float | str) or arg is None:
+            return arg
+        raise UnsupportedOpError(f"an argument of type {type(arg).__name__} cannot be represented yet")
+
+    def finish(self, gm: fx.GraphModule, exported: torch.export.ExportedProgram) -> OpGraph:
+        live = set(self.outputs)
+        ops = []
+        for op in reversed(self.ops):
+            if any(o in live for o in op.outputs):
+                live.update(op.inputs)
+                ops.append(op)
+        ops.reverse()
+        inputs = tuple(i for i in self.inputs.values() if i.value in live)
+        kept = {i.value for i in inputs} | {o for op in ops for o in op.outputs}
+        values = _propagate_grad({v: s for v, s in self.values.items() if v in kept}, inputs, ops)
+        loss = _find_loss(values, self.outputs, exported, bool(self.prefix))
+        return OpGraph(inputs, tuple(ops), values, tuple(self.outputs), loss, type(self.model).__name__).verify()
+
+
+def _does_nothing(node: fx.Node, first: fx.Node, name: str) -> bool:
+    """Casts to the same dtype, aliases, dropout that drops nothing, copies of what is contiguous already."""
+    before, after = first.meta.get("val"), node.meta.get("val")
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    same = before.dtype == after.dtype and before.shape == after.shape
+    if name in ("to", "alias", "lift_fresh_copy", "_to_copy"):
+        return same
+    if name in ("dropout", "feature_dropout", "alpha_dropout"):
+        return not node.args[2] or node.args[1] == 0
+    if name in ("view", "reshape", "expand"):
+        return same
+    return name == "contiguous" and before.is_contiguous()
+
+
+def _propagate_grad(
+    values: Mapping[str, TensorSpec], inputs: Sequence[GraphInput], ops: Sequence[Op]
+) -> dict[str, TensorSpec]:
+    """Gradients flow to a floating result of anything they flow to (export drops the flags of views)."""
+    tracked = {i.value for i in inputs if values[i.value].requires_grad}
+    for op in ops:
+        if op.name != "detach" and any(v in tracked for v in op.inputs):
+            tracked.update(o for o in op.outputs if values[o].is_float)
+    return {v: TensorSpec(s.shape, s.dtype, v in tracked) for v, s in values.items()}
+
+
+def _find_loss(
+    values: Mapping[str, TensorSpec], outputs: Sequence[str], exported: torch.export.ExportedProgram, wrapped: bool
+) -> int | None:
+    if wrapped:
+        return 0
+    spec: Any = exported.call_spec.out_spec
+    scalars = [i for i, o in enumerate(outputs) if values[o].requires_grad and values[o].numel == 1]
+    names = list(spec.context or []) if isinstance(spec.context, list | tuple) else []
+    if "loss" in names and names.index("loss") in scalars:
+        return names.index("loss")
+    return scalars[0] if scalars else None
+
+
+def _spec(value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(int(n) for n in value.shape), str(value.dtype)[6:], value.requires_grad)
+
+
+def _module(node: fx.Node, prefix: str) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    root = prefix.rstrip(".")
+    return path[len(prefix) :] if prefix and path.startswith(prefix) else ("" if path == root else path)
+
+
+def _source(node: fx.Node) -> str:
+    lines = [x.strip() for x in (node.meta.get("stack_trace") or "").strip().splitlines()]
+    for i in range(len(lines) - 1, -1, -1):
+        if lines[i].startswith("File "):
+            place = lines[i].split('"')
+            where = place[1].rsplit("/", 1)[-1] + place[2].replace(", line ", ":").replace(", in ", " in ")
+            return f"{where}: {lines[i + 1]}" if i + 1 < len(lines) else where
+    return ""
+
+
+def _where(node: fx.Node) -> str:
+    return f" (module {_module(node, '') or 'top level'}, {_source(node) or 'unknown line'})"
