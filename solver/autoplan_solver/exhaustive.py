@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import highspy
 import numpy as np
 
-from autoplan_solver.backends.highs_model import new_model, power_of_two_scale, run_model
+from autoplan_solver.backends.highs_model import add_cap_rows, new_model, power_of_two_scale, run_model
 from autoplan_solver.errors import SolverInputError
 from autoplan_solver.problem import FloatArray, IntArray, Problem
 from autoplan_solver.solution import Solution, no_solution, solution_at
@@ -114,12 +114,7 @@ class _Rest:
             return
         scale = power_of_two_scale(problem.cost)
         self._model = new_model(problem, problem.cost * scale, integer=False, threads=1)
-        for r, cap in problem.finite_caps.items():
-            use = problem.resources[r]
-            factor = power_of_two_scale(use)
-            used = np.flatnonzero(use).astype(np.int32)
-            left = (cap - problem.resource_offset.get(r, 0.0)) * factor
-            self._model.addRow(-highspy.kHighsInf, left, len(used), used, use[used] * factor)
+        add_cap_rows(self._model, problem)
 
     def complete(self, x: FloatArray) -> FloatArray | None:
         """``x`` with the cheapest continuous values, or None where there are none."""

@@ -152,7 +152,7 @@ class LagrangianSolver:
         status: LagrangianStatus = "integral"
         point: FloatArray | None = x
         if fractional(self.problem, x):
-            status, point = self._make_integral(weights)
+            status, point = self._make_integral(weights, bound - constant)
         return self._point(multipliers, status, point, bound, n_fractional, began)
 
     def _point(
@@ -218,12 +218,14 @@ class LagrangianSolver:
             return x
         return tied
 
-    def _make_integral(self, weights: FloatArray) -> tuple[LagrangianStatus, FloatArray | None]:
+    def _make_integral(self, weights: FloatArray, optimum: float) -> tuple[LagrangianStatus, FloatArray | None]:
         """An integral point for ``weights`` whose linear optimum is fractional: perturb, else branch."""
-        noise = np.random.default_rng(0).random(len(weights))
+        magnitude = np.abs(weights)
+        noise = np.random.default_rng(0).random(len(weights)) * (magnitude + magnitude.mean())
         for size in _PERTURBATIONS:
-            _, x, _ = self._linear(weights * (1.0 + size * noise))
-            if x is not None and not fractional(self.problem, x):
+            _, x, _ = self._linear(weights + size * noise)
+            near = x is not None and weights @ x - optimum <= _MIP_GAP * float(magnitude @ x)
+            if x is not None and near and not fractional(self.problem, x):
                 return "perturbed", x
         return self._branch(weights)
 

@@ -19,6 +19,7 @@ from autoplan_solver.problem import FloatArray, Problem
 
 __all__ = [
     "INTEGRALITY_TOLERANCE",
+    "add_cap_rows",
     "clean",
     "empty_model",
     "fractional",
@@ -82,6 +83,16 @@ def new_model(problem: Problem, weights: FloatArray, *, integer: bool, threads: 
         lp.integrality_ = [kinds[int(i)] for i in problem.integer]
     model.passModel(lp)
     return model
+
+
+def add_cap_rows(model: highspy.Highs, problem: Problem) -> None:
+    """Adds the finite caps of ``problem`` as rows, each scaled by the power of two of equation (1)."""
+    for resource, cap in problem.finite_caps.items():
+        use = problem.resources[resource]
+        factor = power_of_two_scale(use)
+        used = np.flatnonzero(use).astype(np.int32)
+        left = (cap - problem.resource_offset.get(resource, 0.0)) * factor
+        model.addRow(-highspy.kHighsInf, left, len(used), used, use[used] * factor)
 
 
 def run_model(model: highspy.Highs) -> highspy.HighsModelStatus:

@@ -6,7 +6,7 @@
 
 Scaling by powers of two is exact and keeps seconds and bytes clear of the solvers' absolute tolerances. The bound
 reported is the solver's own where it proves one (HiGHS: its dual bound; CBC: the lower bound of its log, or the
-objective once it says optimal), else the linear relaxation's.
+objective once it says optimal), and at least the linear relaxation's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 import pulp  # type: ignore[import-untyped, unused-ignore]
 
 from autoplan_solver.backends.highs_model import (
+    add_cap_rows,
     clean,
     empty_model,
     fractional,
@@ -83,7 +84,8 @@ def solve_integer(
     Args:
         problem: the problem; finite caps become rows.
         backend: "highs" or "cbc".
-        time_limit_s: wall-clock seconds, or None.
+        time_limit_s: wall-clock seconds for the search, or None; stating the model, and one linear relaxation
+            where the search was cut short, come on top.
         gap: relative gap at which to stop.
         warm_start: a point to start from, shape (n,); it may be infeasible, and is then of no help.
         threads: threads the solver may use.
@@ -108,8 +110,8 @@ def solve_integer(
     if x is not None and fractional(problem, x):
         x = None  # CBC hands out its linear relaxation when it ran out of time before the first integer point
     bound = answer.bound / stated.scale + problem.offset
-    if not math.isfinite(bound) and answer.status in ("feasible", "limit"):
-        bound = _relaxation_bound(problem, threads)
+    if answer.status in ("feasible", "limit"):  # cut off before its root relaxation, a solver knows little
+        bound = max(bound, _relaxation_bound(problem, threads))
     solve_s = time.perf_counter() - began
     if x is None:
         status: Status = "limit" if answer.status in ("optimal", "feasible") else answer.status
@@ -171,9 +173,10 @@ def _without_variables(problem: Problem, backend: str) -> Solution:
 
 
 def _relaxation_bound(problem: Problem, threads: int) -> float:
-    """The linear relaxation's optimum without caps: a true bound, if a weak one."""
+    """The linear relaxation's optimum, -inf where it has none."""
     scale = power_of_two_scale(problem.cost)
     model = new_model(problem, problem.cost * scale, integer=False, threads=threads)
+    add_cap_rows(model, problem)
     if run_model(model) != highspy.HighsModelStatus.kOptimal:
         return -math.inf
     return model.getInfo().objective_function_value / scale + problem.offset
@@ -240,11 +243,17 @@ def _solve_cbc(stated: _Stated, problem: Problem, request: _Request) -> _Answer:
         if request.warm_start is not None:
             for variable, value in zip(stated.variables, request.warm_start.tolist(), strict=True):
                 variable.setInitialValue(value, check=False)
+        began = time.perf_counter()
         try:
             stated.model.solve(solver)
         except pulp.PulpSolverError as error:
             raise SolverError(f"CBC broke down: {error}; its log ends with: {_tail(log)}") from error
-        return _read_cbc(stated, log.read_text())
+        answer = _read_cbc(stated, log.read_text())
+    out_of_time = request.time_limit_s is not None and time.perf_counter() - began >= request.time_limit_s
+    if answer.status == "infeasible" and out_of_time:
+        # Cut off in its preprocessing, CBC 2.10 calls feasible problems infeasible.
+        return _Answer("limit", None, -math.inf)
+    return answer
 
 
 def _tail(log: Path) -> str:
