@@ -16,7 +16,13 @@ Pure: numpy, highspy and PuLP; it knows nothing of tensors, models or devices.
 from __future__ import annotations
 
 from autoplan_solver.backends import BACKENDS, Backend, available
-from autoplan_solver.backends.highs_lp import LagrangianPoint, LagrangianSolver, LagrangianStatus, dual_bound
+from autoplan_solver.backends.highs_lp import (
+    Direction,
+    LagrangianPoint,
+    LagrangianSolver,
+    LagrangianStatus,
+    dual_bound,
+)
 from autoplan_solver.backends.pulp_backend import solve_integer, to_pulp
 from autoplan_solver.errors import (
     BackendUnavailableError,
@@ -35,6 +41,7 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "BackendUnavailableError",
+    "Direction",
     "LagrangianPoint",
     "LagrangianSolver",
     "LagrangianStatus",

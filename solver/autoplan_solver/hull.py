@@ -15,13 +15,20 @@ so the chord with the largest gap is refined first, and one without a gap never.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from autoplan_solver.backends.highs_lp import LagrangianPoint, LagrangianSolver
+from autoplan_solver.backends.highs_lp import (
+    Direction,
+    LagrangianPoint,
+    LagrangianSolver,
+    direction_weights,
+)
 from autoplan_solver.errors import NoSolutionError, SolverInputError
 from autoplan_solver.problem import Problem
 
@@ -54,35 +61,37 @@ def lower_hull_indices(resource: ArrayLike, cost: ArrayLike) -> list[int]:
     return hull
 
 
-def lower_hull(points: Sequence[LagrangianPoint], resource: str) -> list[LagrangianPoint]:
-    """The points on the lower-left convex hull in (``resource``, cost), cheapest first; points without x left out.
+def lower_hull(points: Sequence[LagrangianPoint], direction: Direction) -> list[LagrangianPoint]:
+    """The points on the lower-left convex hull in (``direction``, cost), cheapest first; points without x left out.
 
     Raises:
-        SolverInputError: a point does not have this resource.
+        SolverInputError: a point does not have such a resource.
     """
+    weights = direction_weights(direction)
     kept = [p for p in points if p.x is not None]
-    if any(resource not in p.resources for p in kept):
-        raise SolverInputError(f"unknown resource {resource!r}; a point has {sorted(kept[0].resources)}")
-    hull = lower_hull_indices([p.resources[resource] for p in kept], [p.cost for p in kept])
+    missing = sorted({r for p in kept for r in weights if r not in p.resources})
+    if missing:
+        raise SolverInputError(f"unknown resources {missing}; a point has {sorted(kept[0].resources)}")
+    hull = lower_hull_indices([_weighted(weights, p) for p in kept], [p.cost for p in kept])
     return [kept[i] for i in hull]
 
 
 def sweep(
     problem: Problem,
-    resource: str,
+    direction: Direction,
     *,
     n_points: int = 8,
     fixed: Mapping[str, float] | None = None,
     solver: LagrangianSolver | None = None,
 ) -> list[LagrangianPoint]:
-    """Up to ``n_points`` vertices of the lower hull in (``resource``, cost), cheapest first.
+    """Up to ``n_points`` vertices of the lower hull in (``direction``, cost), cheapest first.
 
     The first is the cheapest point (among equals, of least resource), the last the one of least resource (among
     equals, the cheapest); between them the chords with the largest possible gap are refined. Deterministic.
 
     Args:
         problem: its caps are not imposed.
-        resource: the resource to trade against cost.
+        direction: what to trade against cost: a resource, or a weighted sum such as static + 4 · kept.
         n_points: most vertices to return, at least 1; 1 is the cheapest point alone.
         fixed: multipliers of other resources, held; the cost axis is then cost plus their price.
         solver: a solver of this problem to go on with, warm; a new one where absent.
@@ -90,101 +99,112 @@ def sweep(
     Raises:
         SolverInputError: unknown resource, or a bad argument.
         NoSolutionError: the problem has no solution even without caps.
+        SolverError: HiGHS broke down.
     """
-    if n_points < 1 or (fixed and resource in fixed):
-        raise SolverInputError(f"n_points must be >= 1 and fixed must not name {resource!r}")
-    search = _Sweep(solver or LagrangianSolver(problem), resource, dict(fixed or {}))
-    return search.run(n_points)
+    weights, fixed = direction_weights(direction), dict(fixed or {})
+    if n_points < 1 or set(fixed) & set(weights):
+        raise SolverInputError(f"n_points must be >= 1 and fixed must not name {sorted(weights)}")
+    return _Sweep(solver or LagrangianSolver(problem), weights, fixed).run(n_points)
+
+
+def _weighted(weights: Mapping[str, float], point: LagrangianPoint) -> float:
+    return sum(w * point.resources[r] for r, w in weights.items())
+
+
+@dataclass(frozen=True, eq=False)
+class _Vertex:
+    """A point on the axes of a sweep: use of the direction, cost with fixed prices, and λ along the direction."""
+
+    point: LagrangianPoint
+    use: float
+    cost: float
+    multiplier: float
+
+    @property
+    def line(self) -> float:
+        """L of the supporting line c = L - λ m."""
+        return self.point.lagrangian
 
 
 class _Sweep:
-    """The state of one sweep: a solver and the axes."""
+    """One sweep: a solver and the two axes."""
 
-    def __init__(self, solver: LagrangianSolver, resource: str, fixed: dict[str, float]) -> None:
-        self.solver, self.resource, self.fixed = solver, resource, fixed
+    def __init__(self, solver: LagrangianSolver, weights: dict[str, float], fixed: dict[str, float]) -> None:
+        self.solver, self.weights, self.fixed = solver, weights, fixed
 
     def run(self, n_points: int) -> list[LagrangianPoint]:
-        first = self.solver.solve({**self.fixed, self.resource: 0.0}, prefer=self.resource)
-        if first.x is None:
-            raise NoSolutionError(f"no point to start a sweep from: the problem without caps is {first.status}")
-        if n_points == 1:
-            return [first]
-        chain = [first]
-        last = self._least_end(first)
-        if last is not None:
-            chain.append(last)
-        closed: set[tuple[int, int]] = set()
+        """The vertices found, cheapest first."""
+        start = self.solver.solve(self._multipliers(0.0), prefer=self.weights)
+        first = self._vertex(start, 0.0)
+        if first is None:
+            raise NoSolutionError(f"no point to start a sweep from: the problem without caps is {start.status}")
+        last = self._least_end(first) if n_points > 1 else None
+        chain = [first] if last is None else [first, last]
+        edges: set[tuple[float, float]] = set()  # by their ends' uses: chords already known to be edges of the hull
         while len(chain) < n_points:
-            chords = [(i, i + 1) for i in range(len(chain) - 1) if (id(chain[i]), id(chain[i + 1])) not in closed]
-            rooms = [self._room(chain[i], chain[j]) for i, j in chords]
-            best = max(range(len(chords)), key=rooms.__getitem__, default=None)
-            if best is None or rooms[best] <= 0.0:
+            rooms = [0.0 if (a.use, b.use) in edges else _room(a, b) for a, b in itertools.pairwise(chain)]
+            if max(rooms, default=0.0) <= 0.0:
                 break
-            i, j = chords[best]
-            new = self._below(chain[i], chain[j])
-            if new is None:
-                closed.add((id(chain[i]), id(chain[j])))
+            at = rooms.index(max(rooms))
+            below = self._below(chain[at], chain[at + 1])
+            if below is None:
+                edges.add((chain[at].use, chain[at + 1].use))
             else:
-                chain.insert(j, new)
-        return self._hull(chain)
+                chain.insert(at + 1, below)
+        return [chain[i].point for i in lower_hull_indices([v.use for v in chain], [v.cost for v in chain])]
 
-    def _cost(self, point: LagrangianPoint) -> float:
-        return point.cost + sum(m * point.resources[r] for r, m in self.fixed.items())
+    def _multipliers(self, multiplier: float) -> dict[str, float]:
+        return {**self.fixed, **{r: multiplier * w for r, w in self.weights.items()}}
 
-    def _solve(self, multiplier: float) -> LagrangianPoint:
-        return self.solver.solve({**self.fixed, self.resource: multiplier})
-
-    def _hull(self, chain: Sequence[LagrangianPoint]) -> list[LagrangianPoint]:
-        hull = lower_hull_indices([p.resources[self.resource] for p in chain], [self._cost(p) for p in chain])
-        return [chain[i] for i in hull]
-
-    def _least_end(self, first: LagrangianPoint) -> LagrangianPoint | None:
-        """The cheapest point of least resource, found by letting the multiplier grow until the least is reached."""
-        least = self.solver.least(self.resource)
-        most, target = first.resources[self.resource], least.resources.get(self.resource, least.lagrangian)
-        tolerance = _RELATIVE_TOLERANCE * max(abs(most), abs(target))
-        if least.x is None or most - target <= tolerance:
+    def _vertex(self, point: LagrangianPoint, multiplier: float) -> _Vertex | None:
+        if point.x is None:
             return None
-        multiplier = self._chord(first, least)
-        if multiplier <= 0.0:
+        cost = point.cost + _weighted(self.fixed, point)
+        return _Vertex(point, _weighted(self.weights, point), cost, multiplier)
+
+    def _solve(self, multiplier: float) -> _Vertex | None:
+        return self._vertex(self.solver.solve(self._multipliers(multiplier)), multiplier)
+
+    def _least_end(self, first: _Vertex) -> _Vertex | None:
+        """The cheapest point of least use, found by letting the multiplier grow until the least is reached."""
+        least = self._vertex(self.solver.least(self.weights), math.inf)
+        if least is None:
             return None
-        found = None
+        tolerance = _RELATIVE_TOLERANCE * max(abs(first.use), abs(least.use))
+        if first.use - least.use <= tolerance or least.cost <= first.cost:
+            return None
+        multiplier, found = _chord(first, least), None
         for _ in range(_MAX_GROWTHS):
-            point = self._solve(multiplier)
-            if point.x is not None:
-                found = point
-                if point.resources[self.resource] <= target + tolerance:
-                    break
+            found = self._solve(multiplier) or found
+            if found is not None and found.use <= least.use + tolerance:
+                break
             multiplier *= _GROWTH
         return found
 
-    def _chord(self, a: LagrangianPoint, b: LagrangianPoint) -> float:
-        """Equation (1)."""
-        return (self._cost(b) - self._cost(a)) / (a.resources[self.resource] - b.resources[self.resource])
-
-    def _room(self, a: LagrangianPoint, b: LagrangianPoint) -> float:
-        """Equation (2), 0 where it is within tolerance."""
-        if a.resources[self.resource] <= b.resources[self.resource] or self._cost(b) <= self._cost(a):
-            return 0.0
-        (la, lb), chord = (p.multipliers[self.resource] for p in (a, b)), self._chord(a, b)
-        if not la < chord < lb:
-            return 0.0
-        meet = (b.lagrangian - a.lagrangian) / (lb - la)
-        gap = self._cost(a) + chord * (a.resources[self.resource] - meet) - (a.lagrangian - la * meet)
-        return gap if gap > self._tolerance(a, b) else 0.0
-
-    def _tolerance(self, a: LagrangianPoint, b: LagrangianPoint) -> float:
-        priced = abs(self._chord(a, b) * a.resources[self.resource])
-        return _RELATIVE_TOLERANCE * max(abs(self._cost(a)), abs(self._cost(b)), priced)
-
-    def _below(self, a: LagrangianPoint, b: LagrangianPoint) -> LagrangianPoint | None:
+    def _below(self, a: _Vertex, b: _Vertex) -> _Vertex | None:
         """The vertex furthest below the chord from ``a`` to ``b``, or None where the chord is an edge."""
-        chord = self._chord(a, b)
-        point = self._solve(chord)
-        if point.x is None or not math.isfinite(point.cost):
+        chord = _chord(a, b)
+        vertex = self._solve(chord)
+        if vertex is None or not b.use < vertex.use < a.use:
             return None
-        use = point.resources[self.resource]
-        if not b.resources[self.resource] < use < a.resources[self.resource]:
-            return None
-        depth = self._cost(a) + chord * (a.resources[self.resource] - use) - self._cost(point)
-        return point if depth > self._tolerance(a, b) else None
+        depth = a.cost + chord * (a.use - vertex.use) - vertex.cost
+        return vertex if depth > _tolerance(a, b) else None
+
+
+def _chord(a: _Vertex, b: _Vertex) -> float:
+    """Equation (1)."""
+    return (b.cost - a.cost) / (a.use - b.use)
+
+
+def _room(a: _Vertex, b: _Vertex) -> float:
+    """Equation (2), 0 where it is within tolerance."""
+    if a.use <= b.use or not a.multiplier < _chord(a, b) < b.multiplier:
+        return 0.0
+    meet = (b.line - a.line) / (b.multiplier - a.multiplier)
+    gap = a.cost + _chord(a, b) * (a.use - meet) - (a.line - a.multiplier * meet)
+    return gap if gap > _tolerance(a, b) else 0.0
+
+
+def _tolerance(a: _Vertex, b: _Vertex) -> float:
+    """Cost differences below this are rounding."""
+    return _RELATIVE_TOLERANCE * max(abs(a.cost), abs(b.cost), abs(_chord(a, b) * a.use))

@@ -19,6 +19,7 @@ from autoplan_solver import (
     exhaustive,
     lower_hull,
     lower_hull_indices,
+    solve_integer,
     sweep,
 )
 from autoplan_solver.backends import highs_lp
@@ -143,6 +144,29 @@ def test_a_fixed_price_moves_the_cost_axis() -> None:
         sweep(problem, "memory", fixed={"memory": 1.0})
 
 
+@pytest.mark.parametrize("weight", [0.5, 4.0])
+def test_a_weighted_direction_is_a_resource_of_its_own(weight: float) -> None:
+    rng = np.random.default_rng(3)
+    builder = ProblemBuilder()
+    for _ in range(8):
+        static, kept = rng.uniform(1, 9, 5), rng.uniform(1, 9, 5)
+        uses = {"static": static, "kept": kept, "both": static + weight * kept}
+        builder.eq([(j, 1.0) for j in builder.add_vars(rng.uniform(1, 9, 5), True, uses)], 1.0)
+    problem = builder.build(resource_offset={"static": 2.0, "both": 2.0})
+    direction = {"static": 1.0, "kept": weight}
+    hull, same = sweep(problem, direction, n_points=12), sweep(problem, "both", n_points=12)
+    assert len(hull) > 4
+    assert [p.cost for p in hull] == pytest.approx([p.cost for p in same])
+    assert lower_hull(hull, direction) == hull
+    for point in hull:
+        assert point.multipliers["kept"] == pytest.approx(weight * point.multipliers["static"])
+    caps = {"static": 30.0, "kept": 25.0}
+    assert dual_bound(hull, caps) <= solve_integer(problem.with_caps(**caps)).objective + 1e-9
+    for bad in ({}, {"static": 0.0}, {"static": -1.0}):
+        with pytest.raises(SolverInputError, match="direction"):
+            sweep(problem, bad)
+
+
 def test_offsets_are_in_costs_resources_and_bounds() -> None:
     builder = ProblemBuilder()
     x = builder.add_vars([1.0, 3.0], True, {"memory": [4.0, 1.0]})
@@ -197,6 +221,15 @@ def test_infeasible_and_unbounded_problems_are_named() -> None:
     builder = ProblemBuilder()
     builder.add_vars([-1.0], False, {"memory": [1.0]}, upper=math.inf)
     assert LagrangianSolver(builder.build()).solve({}).status == "unbounded"
+
+
+def test_a_variable_twice_in_a_row_is_named() -> None:
+    builder = ProblemBuilder()
+    builder.add_vars([1.0, 2.0], True)
+    builder.eq([(0, 1.0)], 1.0)
+    builder.eq([(1, 1.0), (0, 1.0), (1, 1.0)], 1.0)
+    with pytest.raises(SolverInputError, match="b stands twice in row 1"):
+        LagrangianSolver(builder.build(names=["a", "b"]))
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf])

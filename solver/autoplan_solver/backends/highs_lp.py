@@ -27,10 +27,13 @@ import highspy
 import numpy as np
 
 from autoplan_solver.backends.highs_model import clean, fractional, new_model, power_of_two_scale, run_model
-from autoplan_solver.errors import SolverInputError
+from autoplan_solver.errors import SolverError, SolverInputError
 from autoplan_solver.problem import FloatArray, Problem
 
-__all__ = ["LagrangianPoint", "LagrangianSolver", "LagrangianStatus", "dual_bound"]
+__all__ = ["Direction", "LagrangianPoint", "LagrangianSolver", "LagrangianStatus", "direction_weights", "dual_bound"]
+
+Direction = str | Mapping[str, float]
+"""One resource, or a weighted sum of several, e.g. ``{"static": 1.0, "kept": 4.0}`` with 4 microbatches in flight."""
 
 LagrangianStatus = Literal["integral", "perturbed", "branched", "limit", "infeasible", "unbounded"]
 
@@ -96,46 +99,43 @@ class LagrangianSolver:
         self._model = new_model(problem, problem.cost, integer=False, threads=threads)
         self._model.setOptionValue("solver", "simplex")  # only vertices are integral, and only bases are warm
 
-    def solve(self, multipliers: Mapping[str, float], *, prefer: str | None = None) -> LagrangianPoint:
+    def solve(self, multipliers: Mapping[str, float], *, prefer: Direction | None = None) -> LagrangianPoint:
         """Equation (1) at ``multipliers``; resources not named are free.
 
         Args:
             multipliers: resource name -> λ_r >= 0, in seconds per unit.
-            prefer: among equally good points take one that uses least of this resource.
+            prefer: among equally good points take one that uses least of this.
 
         Raises:
             SolverInputError: an unknown resource, or a multiplier that is negative or not finite.
+            SolverError: HiGHS broke down.
         """
-        weights = self._weights(multipliers)
-        if prefer is not None:
-            self._check(prefer)
-        offsets = self.problem.resource_offset
-        constant = self.problem.offset + sum(m * offsets.get(r, 0.0) for r, m in multipliers.items())
-        return self._solve(weights, multipliers, constant, self.problem.resources[prefer] if prefer else None)
+        priced, constant = self._priced("multipliers", multipliers)
+        second = None if prefer is None else self._priced("prefer", direction_weights(prefer))[0]
+        return self._solve(self.problem.cost + priced, multipliers, self.problem.offset + constant, second)
 
-    def least(self, resource: str) -> LagrangianPoint:
-        """The cheapest of the points that use least of ``resource``; ``lagrangian`` is then that use, in its unit.
+    def least(self, direction: Direction) -> LagrangianPoint:
+        """The cheapest of the points that use least of ``direction``; ``lagrangian`` is then that use, in its unit.
 
         Raises:
-            SolverInputError: the resource is unknown.
+            SolverInputError: an unknown resource.
+            SolverError: HiGHS broke down.
         """
-        self._check(resource)
-        offset = self.problem.resource_offset.get(resource, 0.0)
-        return self._solve(self.problem.resources[resource], {}, offset, self.problem.cost)
+        weights, constant = self._priced("direction", direction_weights(direction))
+        return self._solve(weights, {}, constant, self.problem.cost)
 
-    def _check(self, resource: str) -> None:
-        if resource not in self.problem.resources:
-            raise SolverInputError(f"unknown resource {resource!r}; this problem has {sorted(self.problem.resources)}")
-
-    def _weights(self, multipliers: Mapping[str, float]) -> FloatArray:
-        weights = np.array(self.problem.cost)
-        for resource, multiplier in multipliers.items():
-            self._check(resource)
-            if not 0.0 <= multiplier < math.inf:
-                raise SolverInputError(f"multipliers[{resource!r}] is {multiplier}; it must be finite and >= 0")
-            if multiplier:
-                weights += multiplier * self.problem.resources[resource]
-        return weights
+    def _priced(self, what: str, prices: Mapping[str, float]) -> tuple[FloatArray, float]:
+        """Σ price_r · resource_r, per variable and for the offsets."""
+        weights, constant = np.zeros(self.problem.n_variables), 0.0
+        for r, price in prices.items():
+            if r not in self.problem.resources:
+                raise SolverInputError(f"unknown resource {r!r}; this problem has {sorted(self.problem.resources)}")
+            if not 0.0 <= price < math.inf:
+                raise SolverInputError(f"{what}[{r!r}] is {price}; it must be finite and >= 0")
+            if price:
+                weights += price * self.problem.resources[r]
+                constant += price * self.problem.resource_offset.get(r, 0.0)
+        return weights, constant
 
     def _solve(
         self, weights: FloatArray, multipliers: Mapping[str, float], constant: float, second: FloatArray | None
@@ -182,12 +182,18 @@ class LagrangianSolver:
 
     def _linear(self, weights: FloatArray) -> tuple[LagrangianStatus, FloatArray | None, FloatArray]:
         """The linear optimum: (status, x, row duals in the unit of ``weights``)."""
-        scale = power_of_two_scale(weights)
+        scale, kinds = power_of_two_scale(weights), highspy.HighsModelStatus
         self._model.changeColsCost(len(self._columns), self._columns, weights * scale)
         status = run_model(self._model)
-        if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kModelEmpty):
-            unbounded = status == highspy.HighsModelStatus.kUnbounded
-            return "unbounded" if unbounded else "infeasible", None, np.zeros(0)
+        if status not in (kinds.kOptimal, kinds.kInfeasible, kinds.kUnbounded, kinds.kModelEmpty):
+            self._model.clearSolver()  # the last basis may have led it astray: once more from scratch
+            status = run_model(self._model)
+        if status == kinds.kInfeasible:
+            return "infeasible", None, np.zeros(0)
+        if status == kinds.kUnbounded:
+            return "unbounded", None, np.zeros(0)
+        if status not in (kinds.kOptimal, kinds.kModelEmpty):
+            raise SolverError(f"HiGHS broke down: {self._model.modelStatusToString(status)}, on {self.problem}")
         solution = self._model.getSolution()
         return "integral", np.array(solution.col_value), np.array(solution.row_dual) / scale
 
@@ -242,6 +248,18 @@ class LagrangianSolver:
         if not found or fractional(self.problem, x):
             return "limit", None
         return ("branched" if status == highspy.HighsModelStatus.kOptimal else "limit"), x
+
+
+def direction_weights(direction: Direction) -> dict[str, float]:
+    """A `Direction` as weights by resource name.
+
+    Raises:
+        SolverInputError: it names no resource, or a weight is not positive and finite.
+    """
+    weights = {direction: 1.0} if isinstance(direction, str) else dict(direction)
+    if not weights or not all(0.0 < w < math.inf for w in weights.values()):
+        raise SolverInputError(f"a direction needs resources with positive finite weights, got {weights}")
+    return weights
 
 
 def dual_bound(points: Iterable[LagrangianPoint], caps: Mapping[str, float]) -> float:

@@ -15,6 +15,7 @@ import math
 import highspy
 import numpy as np
 
+from autoplan_solver.errors import SolverError, SolverInputError
 from autoplan_solver.problem import FloatArray, Problem
 
 __all__ = [
@@ -66,6 +67,9 @@ def new_model(problem: Problem, weights: FloatArray, *, integer: bool, threads: 
         weights: objective, shape (n,), already scaled.
         integer: keep the integer marks; False gives the linear relaxation.
         threads: threads HiGHS may use.
+
+    Raises:
+        SolverInputError: a row names a variable twice.
     """
     model = empty_model(threads=threads)
     lp = highspy.HighsLp()
@@ -81,8 +85,19 @@ def new_model(problem: Problem, weights: FloatArray, *, integer: bool, threads: 
     if integer:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(i)] for i in problem.integer]
-    model.passModel(lp)
+    if model.passModel(lp) == highspy.HighsStatus.kError:
+        raise _refused(problem)
     return model
+
+
+def _refused(problem: Problem) -> SolverError:
+    """Why HiGHS refuses a problem that `Problem` accepted: to look for repeated terms every time would cost more."""
+    terms = problem.term_row * problem.n_variables + problem.row_index
+    repeated = np.flatnonzero(np.diff(np.sort(terms)) == 0)
+    if len(repeated) == 0:
+        return SolverError("HiGHS refuses the model; please report this problem")
+    row, variable = divmod(int(np.sort(terms)[repeated[0]]), problem.n_variables)
+    return SolverInputError(f"{problem.name(variable)} stands twice in {problem.row_text(row)}; add its terms up")
 
 
 def add_cap_rows(model: highspy.Highs, problem: Problem) -> None:

@@ -213,6 +213,8 @@ def _solve_highs(stated: _Stated, problem: Problem, request: _Request) -> _Answe
         return _Answer("infeasible", None, math.inf)
     if status == kinds.kUnbounded:
         return _Answer("unbounded", None, -math.inf)
+    if status in (kinds.kLoadError, kinds.kModelError, kinds.kPresolveError, kinds.kSolveError, kinds.kPostsolveError):
+        raise SolverError(f"HiGHS broke down: {highs.modelStatusToString(status)}, on {problem}")
     optimal = status in (kinds.kOptimal, kinds.kModelEmpty)
     has_point = optimal or info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
     bound = info.mip_dual_bound if problem.integer.any() else (info.objective_function_value if optimal else -math.inf)
