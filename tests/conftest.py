@@ -1,4 +1,4 @@
-"""What all tests share: golden files."""
+"""What all tests share: golden files, and hypothesis without time limits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("autoplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("autoplan")  # no test depends on how busy the machine is
 
 GOLDEN = Path(__file__).parent / "golden"
 
