@@ -39,7 +39,7 @@ def _always() -> bool:
 
 
 def _cbc_usable() -> bool:
-    from autoplan_solver.backends.pulp_backend import cbc_available  # PuLP is imported only when asked for
+    from autoplan_solver.backends.pulp_backend import cbc_available  # keeps this table free of PuLP
 
     return cbc_available()
 
