@@ -1,0 +1,261 @@
+"""Peak memory of a training step, from the emitted graphs.
+
+Storages, not tensors, are counted: a view keeps its whole base, a tuple all its members, a collective its input until
+it is waited for. Emitted code runs in program order and drops every name at its last use, so with L(i) the storages
+that live names hold while node i runs, and w(i) what its kernel allocates meanwhile::
+
+    peak = static + max over i of ( Σ_{s ∈ L(i)} bytes(s) + w(i) )                                             (1)
+
+over the nodes of forward, then backward, then the optimizer's update, where static is parameters, buffers, the batch
+and the optimizer's state (`_static`); `_run` evaluates (1) for one graph. The step is one in steady state: optimizer
+state exists, gradients are None before, and after forward the user holds nothing but the loss.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autoplan.codegen import compat, rng
+from autoplan.codegen.partition import Partitioned, holds_input, state_bytes
+from autoplan.codegen.program import LocalProgram, value_of
+from autoplan.codegen.workspace import workspace_bytes
+from autoplan.ir import Mesh, Placement, Shard
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_SAME_STORAGE = {_WAIT, torch.ops._c10d_functional.all_reduce_.default}
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Memory over one training step.
+
+    Attributes:
+        peak_bytes: Largest sum of live storages.
+        phase: ``forward``, ``backward`` or ``optimizer``: where the peak is.
+        label: Node at the peak.
+        parts: What lives at the peak: ``parameters``, ``gradients``, ``optimizer``, ``inputs``, ``saved``,
+            ``temporaries``.
+        timeline: (phase:node, live bytes while it runs) in program order.
+    """
+
+    peak_bytes: int
+    phase: str
+    label: str
+    parts: Mapping[str, int]
+    timeline: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{k} {v / 1e6:.2f}" for k, v in self.parts.items() if v)
+        return f"peak {self.peak_bytes / 1e6:.2f} MB in {self.phase} at {self.label} (MB: {parts})"
+
+
+def simulate(partitioned: Partitioned, program: LocalProgram, *, optimizer_states: int = 2) -> Liveness:
+    """Peak memory of one step on one device.
+
+    Args:
+        partitioned: Emitted graphs.
+        program: The program they come from.
+        optimizer_states: Full-size state tensors per trainable parameter: 2 for AdamW, 1 for SGD with momentum.
+    """
+    step = _Step(program, optimizer_states)
+    held = step.forward(partitioned)
+    if partitioned.backward is not None:
+        step.backward(partitioned, held)
+        step.optimizer(partitioned, optimizer_states)
+    return step.result()
+
+
+Slots = Any  # int (a storage), None (no tensor), or a tuple of Slots
+
+
+class _Step:
+    """Live storages while the phases run one after the other."""
+
+    def __init__(self, program: LocalProgram, optimizer_states: int) -> None:
+        self.sizes: list[int] = []
+        self.kinds: list[str] = []
+        self.live: Counter[int] = Counter()
+        self.total = 0
+        self.timeline: list[tuple[str, int]] = []
+        self.best: tuple[int, str, str, tuple[int, ...]] = (-1, "", "", ())
+        self.program = program
+        self.values = program.values
+        self.inputs = [self.new(_bytes(v), _KIND[i.kind]) for v, i in zip(self.values, program.inputs, strict=True)]
+        for slot in self.inputs:
+            self.hold(slot)
+        for n in self._elsewhere(optimizer_states):
+            self.hold(self.new(*n))
+
+    def _elsewhere(self, optimizer_states: int) -> Iterable[tuple[int, str]]:
+        """What lives for the whole step besides the program's inputs."""
+        trainable = [v for v in self.values if v.requires_grad]
+        counters = 4 * len(trainable) if optimizer_states > 1 else 0  # AdamW counts steps in a scalar per parameter
+        yield optimizer_states * sum(map(_bytes, trainable)) + counters, "optimizer"
+        for value, place, entry in zip(self.values, self.program.placements, self.program.inputs, strict=True):
+            if entry.kind == "input":
+                yield _global_bytes(value, place, self.program.mesh), "inputs"
+
+    def new(self, nbytes: int, kind: str = "temporaries") -> int:
+        """A storage that nothing holds yet."""
+        self.sizes.append(nbytes)
+        self.kinds.append(kind)
+        return len(self.sizes) - 1
+
+    def hold(self, slots: Slots) -> None:
+        """One more name for the storages."""
+        for s in _flat(slots):
+            self.live[s] += 1
+            if self.live[s] == 1:
+                self.total += self.sizes[s]
+
+    def drop(self, slots: Slots) -> None:
+        """One name less."""
+        for s in _flat(slots):
+            self.live[s] -= 1
+            if not self.live[s]:
+                del self.live[s]
+                self.total -= self.sizes[s]
+
+    def mark(self, phase: str, label: str, extra: int = 0) -> None:
+        """Notes the bytes live now."""
+        self.timeline.append((f"{phase}:{label}", self.total + extra))
+        if self.total + extra > self.best[0]:
+            self.best = (self.total + extra, phase, label, tuple(self.live))
+
+    def forward(self, partitioned: Partitioned) -> list[Slots]:
+        """Runs forward; returns what backward is given besides the gradient."""
+        results = self.run("forward", partitioned.forward.graph, self.inputs)
+        seen = partitioned.n_outputs + len(partitioned.mutations)
+        saved = iter(results[seen:])
+        held = [next(saved) if s.input is None else self.inputs[s.input] for s in partitioned.saved]
+        self.hold(held)
+        for slot in _flat([h for h, s in zip(held, partitioned.saved, strict=True) if s.input is None]):
+            self.kinds[slot] = "saved"
+        if partitioned.loss is not None:
+            self.hold(results[partitioned.loss])
+        self.drop(results)
+        for i, entry in enumerate(self.program.inputs):  # local pieces of the batch die with the call of forward
+            if entry.kind == "input":
+                self.drop(self.inputs[i])
+        return held
+
+    def backward(self, partitioned: Partitioned, held: list[Slots]) -> None:
+        """Runs backward, which takes what `held` names hold."""
+        assert partitioned.backward is not None
+        tangent = self.new(_bytes(value_of(partitioned.backward.graph.find_nodes(op="placeholder")[0])))
+        self.hold(tangent)
+        arguments = [tangent, *held]  # run() takes over these names
+        results = self.run("backward", partitioned.backward.graph, arguments, boxed=True)
+        for slot in _flat(results):
+            self.kinds[slot] = "gradients"
+
+    def optimizer(self, partitioned: Partitioned, optimizer_states: int) -> None:
+        """The update of the largest parameter: single-tensor AdamW holds a denominator in two versions."""
+        largest = max((_bytes(self.values[i]) for i in partitioned.gradients), default=0)
+        self.mark("optimizer", "update", 2 * largest if optimizer_states > 1 else 0)
+
+    def run(self, phase: str, graph: fx.Graph, arguments: list[Slots], *, boxed: bool = False) -> list[Slots]:
+        """Equation (1) for one graph; results are held on return, boxed arguments no longer."""
+        env: dict[fx.Node, Slots] = {}
+        given = iter(arguments)
+        last = _last_uses(graph)
+        in_flight: dict[fx.Node, Slots] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+                if not boxed:
+                    self.hold(env[node])
+                if not node.users and boxed:
+                    self.drop(env.pop(node))
+                continue
+            if node.op == "output":
+                return [env[n] for n in node.args[0]]
+            env[node] = self.result_of(node, env)
+            self.hold(env[node])
+            if holds_input(node):
+                in_flight[node] = [env[m] for m in node.all_input_nodes]
+                self.hold(in_flight[node])
+            self.mark(phase, node.name, workspace_bytes(node))
+            if node.target is _WAIT:
+                self.drop(in_flight.pop(node.all_input_nodes[0], None))
+            for dead in last.get(node, ()):
+                self.drop(env.pop(dead))
+        return []
+
+    def result_of(self, node: fx.Node, env: dict[fx.Node, Slots]) -> Slots:
+        """Storages of a node's result."""
+        target = node.target
+        if target is operator.getitem:
+            return env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if node.op == "get_attr":
+            return self.new(_bytes(getattr(node.graph.owning_module, str(target))))
+        if compat.is_view(target) or target in _SAME_STORAGE:
+            base = env[node.all_input_nodes[0]]
+            value = value_of(node)
+            return tuple(base for _ in value) if isinstance(value, (tuple, list)) else base
+        if target is rng.save:
+            stream = node.args[0]
+            return (self.new(state_bytes(str(stream))), self.allocate(value_of(node)[1]))
+        return self.allocate(value_of(node))
+
+    def allocate(self, value: Any) -> Slots:
+        """New storages for a value."""
+        if isinstance(value, (tuple, list)):
+            return tuple(self.allocate(v) for v in value)
+        return self.new(_bytes(value)) if isinstance(value, torch.Tensor) else None
+
+    def result(self) -> Liveness:
+        """What was seen."""
+        peak, phase, label, live = self.best
+        parts: Counter[str] = Counter(temporaries=peak - sum(self.sizes[s] for s in live))
+        for s in live:
+            parts[self.kinds[s]] += self.sizes[s]
+        order = ("parameters", "gradients", "optimizer", "inputs", "saved", "temporaries")
+        return Liveness(peak, phase, label, {k: parts[k] for k in order}, tuple(self.timeline))
+
+
+_KIND = {"parameter": "parameters", "buffer": "parameters", "input": "inputs"}
+
+
+def _flat(slots: Slots) -> list[int]:
+    if slots is None:
+        return []
+    if isinstance(slots, int):
+        return [slots]
+    return [s for item in slots for s in _flat(item)]
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Node -> names whose last use it is; a node that nothing uses dies at once."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        last[node] = node
+        for m in node.all_input_nodes:
+            last[m] = node
+    out: dict[fx.Node, list[fx.Node]] = {}
+    for node, at in last.items():
+        out.setdefault(at, []).append(node)
+    return out
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return int(value.untyped_storage().nbytes())
+
+
+def _global_bytes(value: torch.Tensor, placement: Placement, mesh: Mesh) -> int:
+    """Bytes of the whole input that the user holds besides this rank's piece."""
+    pieces = 1
+    leading = True
+    for n, p in zip(mesh.shape, placement, strict=True):
+        if isinstance(p, Shard) and n > 1:
+            pieces *= n
+            leading &= p.dim == 0 and p.outer == 1
+    whole = _bytes(value) * pieces
+    return whole - _bytes(value) if leading else whole  # leading pieces are views of the whole
