@@ -163,8 +163,10 @@ class Placement:
         """
         tokens = [_TOKEN.fullmatch(t) for t in re.split(r",(?![^(]*\))", text)]
         if not tokens or any(t is None for t in tokens):
-            raise OptionError(f"placement {text!r}: expected per mesh axis one of R, P, S(dim), S(dim:outer), as in "
-                              f"'R,S(1:3)' or 'S(1:3)@{mesh.axes[-1]}'")
+            raise OptionError(
+                f"placement {text!r}: expected per mesh axis one of R, P, S(dim), S(dim:outer), as in "
+                f"'R,S(1:3)' or 'S(1:3)@{mesh.axes[-1]}'"
+            )
         found = [t for t in tokens if t]
         named = [t.group(4) is not None for t in found]
         if any(named) and not all(named):
@@ -172,14 +174,18 @@ class Placement:
         items = [_axis_placement(t) for t in found]
         if not any(named):
             if len(items) != mesh.rank:
-                raise OptionError(f"placement {text!r} has {len(items)} entries, the mesh ({mesh}) has {mesh.rank} axes")
+                raise OptionError(
+                    f"placement {text!r} has {len(items)} entries, the mesh ({mesh}) has {mesh.rank} axes"
+                )
             return cls(tuple(items))
         out: list[AxisPlacement] = [REPLICATE] * mesh.rank
         names = [t.group(4) for t in found]
         for name, item in zip(names, items, strict=True):
             if name not in mesh.axes or names.count(name) > 1:
-                raise OptionError(f"placement {text!r}: axis {name!r} is "
-                                  f"{'repeated' if name in mesh.axes else 'not one of ' + ', '.join(mesh.axes)}")
+                raise OptionError(
+                    f"placement {text!r}: axis {name!r} is "
+                    f"{'repeated' if name in mesh.axes else 'not one of ' + ', '.join(mesh.axes)}"
+                )
             out[mesh.axes.index(name)] = item
         return cls(tuple(out))
 

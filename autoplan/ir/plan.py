@@ -229,11 +229,26 @@ class Plan:
         if not isinstance(data, Mapping) or "format" not in data or "graph_fingerprint" not in data:
             raise PlanMismatchError("this is no plan file: the keys 'format' and 'graph_fingerprint' are missing")
         if data["format"] != FORMAT:
-            raise PlanMismatchError(f"plan format {data['format']!r}, but this version of autoplan reads {FORMAT}: plan again")
+            raise PlanMismatchError(
+                f"plan format {data['format']!r}, but this version of autoplan reads {FORMAT}: plan again"
+            )
         try:
             mesh = mesh_from(data["mesh"])
-            plain = ("model", "graph_fingerprint", "cluster", "cluster_fingerprint", "step_time_s", "cap_bytes",
-                     "objective_s", "bound_s", "gap", "solve_s", "breakdown", "source", "replicated")
+            plain = (
+                "model",
+                "graph_fingerprint",
+                "cluster",
+                "cluster_fingerprint",
+                "step_time_s",
+                "cap_bytes",
+                "objective_s",
+                "bound_s",
+                "gap",
+                "solve_s",
+                "breakdown",
+                "source",
+                "replicated",
+            )
             return cls(
                 mesh=mesh,
                 schedule=Schedule(**data["schedule"]),

@@ -40,7 +40,6 @@ def _mse(v: OpView) -> OpRule:
         return OpRule(known=False, saved_operands=tuple(range(len(v.ins))))
     operands = range(len(v.ins))
     links = tuple(
-        same(*((i, d) for i in operands), to=[] if reduction in (MEAN, SUM) else [(0, d)])
-        for d in range(v.ins[0].rank)
+        same(*((i, d) for i in operands), to=[] if reduction in (MEAN, SUM) else [(0, d)]) for d in range(v.ins[0].rank)
     )
     return OpRule(links, saved_operands=tuple(operands))

@@ -84,8 +84,7 @@ def analyse(graph: OpGraph) -> FactorTable:
         forward = not forward
     sizes = {v: dict(_factors(c)) for v, c in cuts.items()}
     choices = {
-        op.key: tuple(_dedupe(c for link in rules[op.key].links for c in _choices(op, link, cuts)))
-        for op in graph.ops
+        op.key: tuple(_dedupe(c for link in rules[op.key].links for c in _choices(op, link, cuts))) for op in graph.ops
     }
     return FactorTable(sizes, choices, rules)
 

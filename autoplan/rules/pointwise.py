@@ -26,9 +26,7 @@ def pointwise(
     v: OpView, *, linear: bool = False, operands: tuple[int, ...] = (), results: tuple[int, ...] = ()
 ) -> OpRule:
     """Rule of an elementwise op; `operands` and `results` are what its backward reads."""
-    return OpRule(
-        broadcast_links(v), linear=linear, saved_operands=operands, saved_results=results, pointwise=True
-    )
+    return OpRule(broadcast_links(v), linear=linear, saved_operands=operands, saved_results=results, pointwise=True)
 
 
 @register_rule("add", "sub", "rsub")
@@ -64,9 +62,34 @@ def _by_result(v: OpView) -> OpRule:
 
 
 @register_rule(
-    "pow", "gelu", "silu", "mish", "elu", "selu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus",
-    "sin", "cos", "log", "log1p", "expm1", "erf", "abs", "square", "clamp", "clamp_min", "clamp_max", "atan2",
-    "logsigmoid", "log_sigmoid", "relu6", "celu", "softsign",
+    "pow",
+    "gelu",
+    "silu",
+    "mish",
+    "elu",
+    "selu",
+    "leaky_relu",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "softplus",
+    "sin",
+    "cos",
+    "log",
+    "log1p",
+    "expm1",
+    "erf",
+    "abs",
+    "square",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "atan2",
+    "logsigmoid",
+    "log_sigmoid",
+    "relu6",
+    "celu",
+    "softsign",
 )
 def _by_operand(v: OpView) -> OpRule:
     return pointwise(v, operands=tuple(range(len(v.ins))))

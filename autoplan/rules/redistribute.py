@@ -158,9 +158,7 @@ def consumer_gradient(want: Codes, shards: Sequence[bool]) -> Codes:
     A replicated operand of an op that is sharded along an axis gets one summand per device; the gradient of a summand
     is already whole.
     """
-    return tuple(
-        "P" if c == "R" and s else "R" if c == "P" else c for c, s in zip(want, shards, strict=True)
-    )
+    return tuple("P" if c == "R" and s else "R" if c == "P" else c for c, s in zip(want, shards, strict=True))
 
 
 def divides(positions: Codes, sizes: dict[Position, int], mesh: Sequence[int]) -> bool:

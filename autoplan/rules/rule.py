@@ -146,9 +146,7 @@ def known_ops() -> tuple[str, ...]:
 
 def same(*operands: tuple[int, int], to: Sequence[tuple[int, int]] = (), additive: tuple[int, ...] = ()) -> Link:
     """Link of whole dims: ``(tensor, dim)`` of operands, and of results after ``to=``."""
-    return Link(
-        tuple(Span(t, (d,)) for t, d in operands), tuple(Span(t, (d,)) for t, d in to), additive
-    )
+    return Link(tuple(Span(t, (d,)) for t, d in operands), tuple(Span(t, (d,)) for t, d in to), additive)
 
 
 def group_dims(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -104,8 +104,14 @@ class _Builder:
         self.values[master] = TensorSpec(spec.shape, "float32", spec.requires_grad)
         self.values[node.name] = spec
         self.ops.append(
-            Op(f"{path}:cast", "aten.to.dtype", (Ref(master), str(self.low)), {}, (node.name,),
-               path.rpartition(".")[0] if kind != "input" else "")
+            Op(
+                f"{path}:cast",
+                "aten.to.dtype",
+                (Ref(master), str(self.low)),
+                {},
+                (node.name,),
+                path.rpartition(".")[0] if kind != "input" else "",
+            )
         )
 
     def add(self, node: fx.Node) -> None:
@@ -144,9 +150,7 @@ class _Builder:
             self.alias[node.name] = self._resolve(first.name)
             return
         if name.endswith("_") and not name.endswith("__"):
-            raise UnsupportedOpError(
-                f"in-place {target} is not supported yet{_where(node)}: write it out of place"
-            )
+            raise UnsupportedOpError(f"in-place {target} is not supported yet{_where(node)}: write it out of place")
         value = node.meta.get("val")
         outputs: tuple[str, ...] = (node.name,)
         if isinstance(value, torch.Tensor):
@@ -160,8 +164,15 @@ class _Builder:
         if name in ("view", "reshape", "_unsafe_view", "expand"):
             args = (args[0], tuple(self.values[node.name].shape), *args[2:])
         self.ops.append(
-            Op(f"{stem}#{ordinal}", target, args, {k: self._arg(v) for k, v in node.kwargs.items()}, outputs, module,
-               _source(node))
+            Op(
+                f"{stem}#{ordinal}",
+                target,
+                args,
+                {k: self._arg(v) for k, v in node.kwargs.items()},
+                outputs,
+                module,
+                _source(node),
+            )
         )
 
     def _outputs(self, node: fx.Node, value: Any) -> tuple[str, ...]:

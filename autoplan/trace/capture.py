@@ -69,9 +69,7 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tuple(inputs), {}
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
-    raise OptionError(
-        f"inputs must be a dict of keyword arguments, a tuple or a tensor, not {type(inputs).__name__}"
-    )
+    raise OptionError(f"inputs must be a dict of keyword arguments, a tuple or a tensor, not {type(inputs).__name__}")
 
 
 def trace(
@@ -108,9 +106,7 @@ def trace(
     graph, paths, out_spec = build_graph(exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low)
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
-    return TracedModel(
-        graph, model, args, kwargs, paths, in_spec, out_spec, model.training, (note,) if note else ()
-    )
+    return TracedModel(graph, model, args, kwargs, paths, in_spec, out_spec, model.training, (note,) if note else ())
 
 
 class _WithLoss(nn.Module):
