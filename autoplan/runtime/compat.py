@@ -1,0 +1,60 @@
+"""Every use that the runtime makes of torch interfaces which are not public, each with its reason.
+
+Verified against torch 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
+def strided_shard(dim: int, split_factor: int) -> DTensorPlacement:
+    """DTensor's placement for an inner factor of a dim; it has no public name."""
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def default_store() -> Any:
+    """Store behind the default process group; there is no public way to it after ``init_process_group``."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def device_type() -> str:
+    """Device type that the default process group communicates on."""
+    return "cuda" if "nccl" in dist.get_backend() else "cpu"
+
+
+def local_tensor(x: Any) -> torch.Tensor:
+    """The plain tensor inside a DTensor without an autograd node; ``to_local`` makes a view where grad is enabled."""
+    inner: torch.Tensor = getattr(x, "_local_tensor", x)
+    return inner
+
+
+def storage_key(x: torch.Tensor) -> int:
+    """Identity of a storage: only its C++ address is stable."""
+    return int(x.untyped_storage()._cdata)
+
+
+class StorageWatch:
+    """Weak reference to a storage that knows when its memory is freed."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        storage = x.untyped_storage()
+        self.nbytes = storage.nbytes()
+        self._reference = storage._weak_ref()
+
+    @property
+    def freed(self) -> bool:
+        """Whether nothing holds the storage any more."""
+        return bool(torch.UntypedStorage._expired(self._reference))
+
+    def close(self) -> None:
+        """Gives the weak reference back."""
+        torch.UntypedStorage._free_weak_ref(self._reference)  # type: ignore[no-untyped-call]
+
+
+__all__ = ["StorageWatch", "default_store", "device_type", "local_tensor", "storage_key", "strided_shard"]

@@ -1,0 +1,119 @@
+"""Errors that concern all ranks: none may wait for another that has failed.
+
+A rank that fails leaves a note in the store of the process group and raises. The others notice when its connections
+close, find the note, and say who failed and why instead of reporting a broken connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from autoplan import errors
+from autoplan.errors import AutoplanError, WorkerError
+from autoplan.runtime import compat
+
+_NOTE = "autoplan/failed"
+
+
+@contextlib.contextmanager
+def abort_on_error(what: str) -> Iterator[None]:
+    """Leaves a note for the other ranks when the body fails; reads theirs when its communication breaks.
+
+    Args:
+        what: What was being done, for messages.
+
+    Raises:
+        WorkerError: Another rank failed first.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        yield
+        return
+    try:
+        yield
+    except Exception as e:
+        other = _read_note() if isinstance(e, RuntimeError) else None
+        if other is not None:
+            raise WorkerError(f"rank {other[0]} failed in {other[1]}") from e
+        _leave_note(f"{what}: {type(e).__name__}: {e}")
+        raise
+
+
+def _leave_note(message: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the store may be gone with the rank that hosted it
+        compat.default_store().set(_NOTE, json.dumps([dist.get_rank(), message[:2000]]))
+
+
+def _read_note() -> tuple[int, str] | None:
+    with contextlib.suppress(RuntimeError):
+        store = compat.default_store()
+        timeout = store.timeout
+        store.set_timeout(timedelta(seconds=2))
+        try:
+            if store.check([_NOTE]):
+                rank, message = json.loads(store.get(_NOTE))
+                return None if rank == dist.get_rank() else (rank, message)
+        finally:
+            store.set_timeout(timeout)
+    return None
+
+
+def broadcast_or_raise(fn: Callable[[], str], src: int = 0) -> str:
+    """Runs `fn` on one rank and gives its result, or its error, to all.
+
+    Args:
+        fn: Returns text, such as JSON.
+        src: The rank that runs it.
+
+    Raises:
+        AutoplanError: Of the class and with the message that `fn` raised on `src`; there the original is raised. Any
+            other exception becomes a `WorkerError` elsewhere.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return fn()
+    failure: Exception | None = None
+    message: list[str] = []
+    if dist.get_rank() == src:
+        try:
+            message = ["ok", fn()]
+        except Exception as e:  # whatever it is, the others wait for it
+            failure = e
+            message = [type(e).__name__ if isinstance(e, AutoplanError) else "", str(e) or type(e).__name__]
+    kind, text = json.loads(_broadcast_text(json.dumps(message), src))
+    if failure is not None:
+        raise failure
+    if kind == "ok":
+        return str(text)
+    raise _rebuild(kind, text, src)
+
+
+def _rebuild(kind: str, text: str, src: int) -> AutoplanError:
+    cls = getattr(errors, kind, None) if kind else None
+    if isinstance(cls, type) and issubclass(cls, AutoplanError):
+        return cls(text)
+    return WorkerError(f"rank {src} failed: {text}")
+
+
+def _broadcast_text(text: str, src: int) -> str:
+    device = torch.device(compat.device_type())
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([data.numel()], device=device)
+    dist.broadcast(size, src)
+    if dist.get_rank() != src:
+        data = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src)
+    return bytes(data.tolist()).decode()
+
+
+def gather_words(word: int, group: dist.ProcessGroup) -> list[int]:
+    """One 63-bit number of every rank of a group."""
+    device = torch.device(compat.device_type())
+    mine = torch.tensor([word], device=device)
+    words = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(words, mine, group=group)
+    return [int(w) for w in words]

@@ -1,0 +1,270 @@
+"""`ParallelModule`: the model as the user keeps using it, with this rank's pieces inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from autoplan.codegen.partition import Partitioned
+from autoplan.codegen.program import LocalProgram
+from autoplan.errors import OptionError
+from autoplan.ir import Placement, local_shape
+from autoplan.runtime import compat
+from autoplan.runtime.guard import gather_words
+from autoplan.runtime.layout import shard_tensor, wrap
+from autoplan.runtime.mesh import RuntimeMesh
+from autoplan.runtime.signature import InputSignature, batch_hash
+from autoplan.runtime.step import Runner
+
+Retrace = Callable[[bool], tuple[Partitioned, LocalProgram]]
+Inputs = Literal["global", "sharded"]
+
+
+class ParallelModule(nn.Module):
+    """Drop-in replacement of a model that runs a plan.
+
+    Parameters and buffers are DTensors under the original names (plain parameters where torch.distributed is not
+    initialised). The batch is the same global batch on every rank, unless ``inputs="sharded"``. The loss comes as a
+    plain tensor, other results as detached DTensors.
+
+    Args:
+        model: The wrapped model. Weights that are cut or moved are replaced by meta tensors there, so that their
+            memory is freed.
+        partitioned: Emitted programs for the mode that the model is in (training or evaluation).
+        program: What they come from.
+        signature: The example's arguments.
+        out_spec: Pytree of the model's result.
+        at: Mesh of this process; made from the program's mesh by default.
+        inputs: ``global``: every rank passes the whole batch; ``sharded``: its own piece.
+        retrace: Called with ``training`` when the other mode is first used; without it that mode is an error.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        partitioned: Partitioned,
+        program: LocalProgram,
+        signature: InputSignature,
+        out_spec: pytree.TreeSpec,
+        *,
+        at: RuntimeMesh | None = None,
+        inputs: Inputs = "global",
+        retrace: Retrace | None = None,
+    ) -> None:
+        super().__init__()
+        at = at or RuntimeMesh.create(program.mesh)
+        _check_outputs(out_spec, program)
+        object.__setattr__(self, "_original", model)
+        self._at = at
+        self._signature = signature
+        self._out_spec = out_spec
+        self._inputs = inputs
+        self._retrace = retrace
+        self._runners = {model.training: Runner(partitioned, program, at)}
+        self._agreed = False
+        self.training = model.training
+        self._layout = _placements(program)
+        _Builder(at, self._layout).fill(self, model, "")
+        self._extra = _unregistered(self, model, program, at)
+        self.forward = _with_signature(self._run, model)
+
+    @property
+    def layout(self) -> tuple[Mapping[str, Placement], RuntimeMesh]:
+        """Placement of parameters and buffers by name, and the mesh that it refers to."""
+        return self._layout, self._at
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
+        from autoplan.runtime.state import clip_grad_norm_
+
+        return clip_grad_norm_(self, max_norm, norm_type)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapped model has besides parameters and modules: ``config`` and the like, but not its methods."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            original = self.__dict__.get("_original")
+            value = getattr(original, name, None) if original is not None and not name.startswith("__") else None
+            if value is None or inspect.ismethod(value) or isinstance(value, nn.Module):
+                raise
+            return value
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        runner = self._runner()
+        program = runner.program
+        shapes = _piece_shapes(program) if self._inputs == "sharded" else None
+        batch = self._signature.bind(args, kwargs, shapes)
+        if not self._at.member:
+            return self._idle(program)
+        self._agree(batch)
+        outputs = runner.run([self._value(i.kind, i.path, batch, p) for i, p in _entries(program)])
+        return pytree.tree_unflatten(self._present(outputs, program), self._out_spec)
+
+    def _runner(self) -> Runner:
+        runner = self._runners.get(self.training)
+        if runner is None:
+            if self._retrace is None:
+                mode = "training" if self.training else "evaluation"
+                raise OptionError(f"the plan was made for the other mode; this model cannot run in {mode} mode")
+            runner = Runner(*self._retrace(self.training), self._at)
+            self._runners[self.training] = runner
+        return runner
+
+    def _value(self, kind: str, path: str, batch: Mapping[str, Tensor], placement: Placement) -> Tensor:
+        if kind != "input":
+            return self._extra[path] if path in self._extra else _attribute(self, path)
+        x = batch[path]
+        if self._inputs == "global":
+            x = shard_tensor(x, placement, self._at.mesh, self._at.coordinate)
+        return x.detach().to(self._at.device).contiguous()
+
+    def _agree(self, batch: Mapping[str, Tensor]) -> None:
+        """On the first call: do all ranks pass the same batch?"""
+        if self._agreed or self._at.group is None or self._inputs == "sharded" or self._at.mesh.size == 1:
+            return
+        seen = gather_words(batch_hash(batch), self._at.group)
+        if len(set(seen)) > 1:
+            others = [r for r, word in enumerate(seen) if word != seen[0]]
+            raise OptionError(
+                f"ranks {others} pass another batch than rank 0 ({', '.join(sorted(batch))}): pass the same global "
+                'batch on every rank, or wrap the model with inputs="sharded" where each rank loads its own piece'
+            )
+        self._agreed = True
+
+    def _present(self, outputs: list[Tensor], program: LocalProgram) -> list[Tensor]:
+        shapes = zip(outputs, program.output_shapes, program.outputs, strict=True)
+        loss = program.loss
+        return [x if i == loss else wrap(x.detach(), s, p, self._at) for i, (x, s, p) in enumerate(shapes)]
+
+    def _idle(self, program: LocalProgram) -> Any:
+        """A rank beyond the plan takes part in nothing: it gets nan as loss, which no parameter depends on."""
+        nothing: list[Any] = [None] * len(program.outputs)
+        if program.loss is not None:
+            nothing[program.loss] = torch.full((), float("nan"), requires_grad=torch.is_grad_enabled())
+        return pytree.tree_unflatten(nothing, self._out_spec)
+
+
+class _Builder:
+    """Makes the tree of modules with this rank's pieces; what is one object in the model is one object here."""
+
+    def __init__(self, at: RuntimeMesh, placements: Mapping[str, Placement]) -> None:
+        self.at = at
+        self.placements = placements
+        self.modules: dict[int, nn.Module] = {}
+        self.tensors: dict[int, Tensor] = {}
+        self.originals: list[Tensor] = []  # an id stands for an object only while that lives
+
+    def fill(self, target: nn.Module, source: nn.Module, prefix: str) -> None:
+        """Registers parameters, buffers and children of `source`, in its order."""
+        self.modules[id(source)] = target
+        for name, p in list(source._parameters.items()):
+            made = None if p is None else self._make(p, prefix + name)
+            target.register_parameter(name, made)  # type: ignore[arg-type]
+            if p is not None and made is not None:
+                source._parameters[name] = _released(p, made)
+        for name, b in list(source._buffers.items()):
+            made = None if b is None else self._make(b, prefix + name)
+            target.register_buffer(name, made, persistent=name not in source._non_persistent_buffers_set)
+        for name, child in source._modules.items():
+            if child is None:
+                target.add_module(name, None)
+                continue
+            known = self.modules.get(id(child))
+            if known is None:
+                known = nn.Module()
+                known.training = child.training
+                self.fill(known, child, f"{prefix}{name}.")
+            target.add_module(name, known)
+
+    def _make(self, whole: Tensor, path: str) -> Tensor:
+        if id(whole) in self.tensors:
+            return self.tensors[id(whole)]
+        if whole.is_meta:
+            raise OptionError(f"{path} has no values (it is on the meta device): load the weights before wrapping")
+        placement = self.placements.get(path, Placement.replicated(self.at.mesh.rank))
+        local = piece(whole.detach(), placement, self.at)
+        made = wrap(local, whole.shape, placement, self.at)
+        if isinstance(whole, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=whole.requires_grad)
+        self.tensors[id(whole)] = made
+        self.originals.append(whole)
+        return made
+
+
+def piece(whole: Tensor, placement: Placement, at: RuntimeMesh) -> Tensor:
+    """This rank's piece in storage of its own; the tensor itself where nothing is cut."""
+    if not at.member:
+        return whole.new_empty(0)
+    cut = shard_tensor(whole, placement, at.mesh, at.coordinate)
+    if cut.shape == whole.shape:
+        return whole.to(at.device).contiguous()
+    return cut.to(at.device).clone(memory_format=torch.contiguous_format)
+
+
+def _released(whole: nn.Parameter, made: Tensor) -> nn.Parameter:
+    """What the wrapped model keeps of a parameter: itself where storage is shared, else no memory."""
+    if compat.storage_key(compat.local_tensor(made)) == compat.storage_key(whole):
+        return whole
+    return nn.Parameter(torch.empty_like(whole, device="meta"), requires_grad=whole.requires_grad)
+
+
+def _placements(program: LocalProgram) -> dict[str, Placement]:
+    return {path: p for i, p in _entries(program) for path in (i.path, *i.aliases) if i.kind != "input"}
+
+
+def _entries(program: LocalProgram) -> list[tuple[Any, Placement]]:
+    return list(zip(program.inputs, program.placements, strict=True))
+
+
+def _piece_shapes(program: LocalProgram) -> dict[str, tuple[int, ...]]:
+    values = zip(program.inputs, program.values, strict=True)
+    return {i.path: tuple(v.shape) for i, v in values if i.kind == "input"}
+
+
+def _unregistered(
+    module: nn.Module, model: nn.Module, program: LocalProgram, at: RuntimeMesh
+) -> dict[str, Tensor]:
+    """Tensors that the program reads but the model holds as plain attributes."""
+    out: dict[str, Tensor] = {}
+    for entry, placement in _entries(program):
+        if entry.kind != "input" and not isinstance(_attribute(module, entry.path), Tensor):
+            whole = _attribute(model, entry.path)
+            if not isinstance(whole, Tensor):
+                raise OptionError(f"the program reads {entry.path}, which the model does not have")
+            out[entry.path] = piece(whole.detach(), placement, at)
+    return out
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _check_outputs(out_spec: pytree.TreeSpec, program: LocalProgram) -> None:
+    if out_spec.num_leaves != len(program.outputs):
+        raise OptionError(f"the model returns {out_spec.num_leaves} values, the program {len(program.outputs)}")
+    for shape, placement in zip(program.output_shapes, program.outputs, strict=True):
+        if not placement.has_partial:
+            local_shape(shape, placement, program.mesh)
+
+
+def _with_signature(run: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+    """`run` with the signature of the model's ``forward``, which Hugging Face's Trainer looks at."""
+
+    @functools.wraps(run)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+    forward.__name__ = "forward"
+    forward.__doc__ = model.forward.__doc__
+    return forward
