@@ -1,12 +1,27 @@
 """What a model costs before any plan: flops, bytes, seconds and saved activations per op. Free of torch."""
 
+from autoplan.profiler.cost import CostTable, OpCost, cost_table
 from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops, is_free, needs_backward, unknown_ops
+from autoplan.profiler.layout import Layout, layouts
+from autoplan.profiler.memory import Memory, memory
+from autoplan.profiler.profile import Group, Profile, make_profile, update_s
 
 __all__ = [
+    "CostTable",
+    "Group",
+    "Layout",
+    "Memory",
+    "OpCost",
+    "Profile",
     "backward_flops",
+    "cost_table",
     "dtype_of",
     "forward_flops",
     "is_free",
+    "layouts",
+    "make_profile",
+    "memory",
     "needs_backward",
     "unknown_ops",
+    "update_s",
 ]

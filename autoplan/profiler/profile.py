@@ -1,0 +1,206 @@
+"""`make_profile`: what one training step of a model costs on one device of a cluster, before any plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoplan.errors import AutoplanError
+from autoplan.hardware import ClusterSpec, Device, op_s
+from autoplan.ir import OpGraph
+from autoplan.ir.plan import OPTIMIZERS
+from autoplan.profiler.cost import OpCost, cost_table
+from autoplan.profiler.memory import memory
+from autoplan.rules import FactorTable
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sum over some ops.
+
+    Attributes:
+        name: Module path or op name.
+        count: Ops in it.
+        forward_flops: Operations forward.
+        backward_flops: Operations backward.
+        forward_s: Seconds forward.
+        backward_s: Seconds backward.
+        saved_bytes: Bytes kept for backward.
+    """
+
+    name: str
+    count: int
+    forward_flops: int
+    backward_flops: int
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One step of a whole model on one device, op after op as eager execution runs it; an estimate.
+
+    Attributes:
+        model: Name of the model.
+        cluster: Name of the cluster.
+        device: Name of its device.
+        forward_flops: Operations forward.
+        backward_flops: Operations backward.
+        parameter_bytes: Parameters, ties once.
+        gradient_bytes: Gradients.
+        optimizer_bytes: Optimizer state.
+        input_bytes: Buffers and the batch.
+        saved_activation_bytes: What forward leaves for backward, each storage once.
+        peak_bytes: ``forward``, ``backward`` and ``step`` (which includes the optimizer's update) -> peak.
+        step_time_s: Forward, backward and the optimizer's update.
+        optimizer_s: The update alone.
+        memory_bytes: What tensors can use on the device.
+        nodes: Cost of every op.
+        unknown_ops: Ops whose flops are not known, counted as 0: target -> count.
+        notes: What a reader should know.
+    """
+
+    model: str
+    cluster: str
+    device: str
+    forward_flops: int
+    backward_flops: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    input_bytes: int
+    saved_activation_bytes: int
+    peak_bytes: Mapping[str, int]
+    step_time_s: float
+    optimizer_s: float
+    memory_bytes: int
+    nodes: tuple[OpCost, ...]
+    unknown_ops: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
+        """Sums per module, in order of first use.
+
+        Args:
+            depth: Leading parts of module paths to keep; None keeps them whole.
+        """
+        return _groups(self.nodes, lambda n: ".".join(n.module.split(".")[:depth]) if n.module else "")
+
+    def by_op(self) -> tuple[Group, ...]:
+        """Sums per op name, slowest first."""
+        return tuple(sorted(_groups(self.nodes, lambda n: n.op), key=lambda g: -(g.forward_s + g.backward_s)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Versioned JSON."""
+        out: dict[str, Any] = {"format": FORMAT}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name == "nodes":
+                value = {"columns": [c.name for c in dataclasses.fields(OpCost)], "rows": [n.to_json() for n in value]}
+            out[f.name] = dict(value) if isinstance(value, Mapping) else list(value) if f.name == "notes" else value
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Inverse of `to_json`.
+
+        Raises:
+            AutoplanError: Another format version, or fields that are missing.
+        """
+        if data.get("format") != FORMAT:
+            raise AutoplanError(f"profile format {data.get('format')!r} is not {FORMAT}")
+        try:
+            given = {f.name: data[f.name] for f in dataclasses.fields(cls)}
+        except KeyError as e:
+            raise AutoplanError(f"malformed profile: {e} is missing") from e
+        nodes = tuple(map(OpCost.from_json, given["nodes"]["rows"]))
+        return cls(**{**given, "nodes": nodes, "notes": tuple(given["notes"])})
+
+    def _repr_html_(self) -> str:
+        # display stands above this room; only notebooks come here
+        display = importlib.import_module("autoplan.display")
+        return str(display.profile_html(self))
+
+    def __str__(self) -> str:
+        peak = self.peak_bytes["step"]
+        return (
+            f"Profile of {self.model} on one {self.device} of {self.cluster}: {self.forward_flops / 1e12:.4g} TFLOP "
+            f"forward, {self.backward_flops / 1e12:.4g} backward, {self.step_time_s * 1e3:.2f} ms per step; "
+            f"parameters {self.parameter_bytes / 1e9:.3f} GB, saved activations "
+            f"{self.saved_activation_bytes / 1e9:.3f} GB, peak {peak / 1e9:.3f} of {self.memory_bytes / 1e9:.3f} GB"
+        )
+
+
+def make_profile(
+    graph: OpGraph,
+    cluster: ClusterSpec,
+    *,
+    optimizer: str = "adamw",
+    notes: Iterable[str] = (),
+    rules: FactorTable | None = None,
+) -> Profile:
+    """Profiles a traced model on one device of a cluster.
+
+    Args:
+        graph: Forward graph.
+        cluster: Hardware.
+        optimizer: Name in `autoplan.ir.plan.OPTIMIZERS`.
+        notes: Passed on to the reader.
+        rules: Analysed factors, where they are at hand.
+    """
+    table = cost_table(graph, cluster, rules=rules)
+    use = memory(graph, optimizer=optimizer)
+    optimizer_s = update_s(graph, cluster.device, optimizer)
+    backward_peak = use.backward_peak_bytes
+    return Profile(
+        model=graph.name,
+        cluster=cluster.name,
+        device=cluster.device.name,
+        forward_flops=table.forward_flops,
+        backward_flops=table.backward_flops,
+        parameter_bytes=use.parameter_bytes,
+        gradient_bytes=use.gradient_bytes,
+        optimizer_bytes=use.optimizer_bytes,
+        input_bytes=use.input_bytes,
+        saved_activation_bytes=table.saved_bytes,
+        peak_bytes={"forward": use.forward_peak_bytes, "backward": backward_peak, "step": use.peak_bytes},
+        step_time_s=table.forward_s + table.backward_s + optimizer_s,
+        optimizer_s=optimizer_s,
+        memory_bytes=cluster.device.usable_bytes,
+        nodes=table.nodes,
+        unknown_ops=table.unknown_ops,
+        notes=tuple(notes),
+    )
+
+
+def update_s(graph: OpGraph, device: Device, optimizer: str) -> float:
+    """Seconds of the optimizer's update: it reads parameter, gradient and state, and writes parameter and state."""
+    if optimizer == "none":
+        return 0.0
+    moved = 3 + 2 * OPTIMIZERS[optimizer]
+    specs = [graph.values[i.value] for i in graph.inputs if i.kind == "parameter"]
+    return sum(op_s(device, flops=0, bytes_=moved * s.nbytes, dtype=s.dtype) for s in specs if s.requires_grad)
+
+
+def _groups(nodes: Iterable[OpCost], name: Callable[[OpCost], str]) -> tuple[Group, ...]:
+    found: dict[str, list[OpCost]] = {}
+    for n in nodes:
+        found.setdefault(name(n), []).append(n)
+    return tuple(
+        Group(
+            key,
+            len(ns),
+            sum(n.forward_flops for n in ns),
+            sum(n.backward_flops for n in ns),
+            sum(n.forward_s for n in ns),
+            sum(n.backward_s for n in ns),
+            sum(n.saved_bytes for n in ns),
+        )
+        for key, ns in found.items()
+    )
