@@ -57,9 +57,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     return _empty_heads_inner(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_accumulation(q.dtype))
 
 
@@ -188,7 +186,18 @@ def _cuda_backward(
     else:
         padded = torch.nn.functional.pad(logsumexp, (0, -rows % 32))
         grads = aten._scaled_dot_product_efficient_attention_backward(
-            gradient, q, k, v, _expand(mask, q, k), out, padded, seed, seed, 0.0, [True, True, True, False], is_causal,
+            gradient,
+            q,
+            k,
+            v,
+            _expand(mask, q, k),
+            out,
+            padded,
+            seed,
+            seed,
+            0.0,
+            [True, True, True, False],
+            is_causal,
             scale=scale,
         )
     return grads[0], _sum_heads(grads[1], heads), _sum_heads(grads[2], heads)

@@ -165,9 +165,7 @@ def _reduce_scatter(x: Tensor, axis: str, n: int, dim: int, outer: int) -> Tenso
     return mine.view([s // n if d == dim else s for d, s in enumerate(x.shape)])
 
 
-def _all_to_all(
-    x: Tensor, axis: str, n: int, gather_dim: int, gather_outer: int, dim: int, outer: int
-) -> Tensor:
+def _all_to_all(x: Tensor, axis: str, n: int, gather_dim: int, gather_outer: int, dim: int, outer: int) -> Tensor:
     if gather_dim == dim:
         raise OptionError(f"all_to_all from dim {dim} to itself along {axis!r}: gather and slice instead")
     pieces = _pieces_first(x, dim, outer, n)

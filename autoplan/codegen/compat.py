@@ -105,9 +105,7 @@ class BoxedCodeGen(fx.graph.CodeGen):
     Overrides the one hook of ``fx.graph.CodeGen`` that is documented for this purpose.
     """
 
-    def gen_fn_def(
-        self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False
-    ) -> str:
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
         """Function head that unpacks the list."""
         names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
         head = f"def {self._func_name}(self, arguments){maybe_return_annotation}:"

@@ -13,6 +13,7 @@ state exists, gradients are None before, and after forward the user holds nothin
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -87,7 +88,11 @@ class _Step:
         self.best: tuple[int, str, str, tuple[int, ...]] = (-1, "", "", ())
         self.program = program
         self.values = program.values
-        self.inputs = [self.new(_bytes(v), _KIND[i.kind]) for v, i in zip(self.values, program.inputs, strict=True)]
+        entries = zip(self.values, program.placements, program.inputs, strict=True)
+        self.inputs = [
+            self.new(0 if i.kind == "input" and _is_leading(p) else _bytes(v), _KIND[i.kind]) for v, p, i in entries
+        ]
+        self.cut = [s for s, n in zip(self.inputs, self._whole_batch(), strict=True) if n]
         for slot in self.inputs:
             self.hold(slot)
         for n in self._elsewhere(optimizer_states):
@@ -98,9 +103,13 @@ class _Step:
         trainable = [v for v in self.values if v.requires_grad]
         counters = 4 * len(trainable) if optimizer_states > 1 else 0  # AdamW counts steps in a scalar per parameter
         yield optimizer_states * sum(map(_bytes, trainable)) + counters, "optimizer"
-        for value, place, entry in zip(self.values, self.program.placements, self.program.inputs, strict=True):
-            if entry.kind == "input":
-                yield _global_bytes(value, place, self.program.mesh), "inputs"
+        yield sum(self._whole_batch()), "inputs"
+
+    def _whole_batch(self) -> list[int]:
+        """Per input, the bytes of the whole tensor that the user holds, where this rank's piece is less."""
+        program = self.program
+        entries = zip(self.values, program.placements, program.inputs, strict=True)
+        return [_global_bytes(v, p, program.mesh) if i.kind == "input" else 0 for v, p, i in entries]
 
     def new(self, nbytes: int, kind: str = "temporaries") -> int:
         """A storage that nothing holds yet."""
@@ -141,9 +150,7 @@ class _Step:
         if partitioned.loss is not None:
             self.hold(results[partitioned.loss])
         self.drop(results)
-        for i, entry in enumerate(self.program.inputs):  # local pieces of the batch die with the call of forward
-            if entry.kind == "input":
-                self.drop(self.inputs[i])
+        self.drop(self.cut)  # pieces of the batch die with the call of forward
         return held
 
     def backward(self, partitioned: Partitioned, held: list[Slots]) -> None:
@@ -250,12 +257,12 @@ def _bytes(value: torch.Tensor) -> int:
 
 
 def _global_bytes(value: torch.Tensor, placement: Placement, mesh: Mesh) -> int:
-    """Bytes of the whole input that the user holds besides this rank's piece."""
-    pieces = 1
-    leading = True
-    for n, p in zip(mesh.shape, placement, strict=True):
-        if isinstance(p, Shard) and n > 1:
-            pieces *= n
-            leading &= p.dim == 0 and p.outer == 1
-    whole = _bytes(value) * pieces
-    return whole - _bytes(value) if leading else whole  # leading pieces are views of the whole
+    """Bytes of a whole input of which this rank has a piece; 0 where the piece is the whole."""
+    pieces = math.prod(n for n, p in zip(mesh.shape, placement, strict=True) if isinstance(p, Shard))
+    return _bytes(value) * pieces if pieces > 1 or _is_leading(placement) else 0
+
+
+def _is_leading(placement: Placement) -> bool:
+    """Whether a piece is consecutive in memory, and so a view of the whole."""
+    cuts = [p for p in placement if isinstance(p, Shard)]
+    return bool(cuts) and all(p.dim == 0 and p.outer == 1 for p in cuts)

@@ -145,6 +145,7 @@ class _Plan:
                 late.add(node)
         self.joint = joint
         self.late = late
+        self.tail = _tail(graph, late)
         self.order = {n: i for i, n in enumerate(graph.nodes)}
         self.forward = [n for n in graph.nodes if n.op not in ("placeholder", "output") and n not in late]
         self.needed: set[fx.Node] = set()
@@ -175,7 +176,11 @@ class _Plan:
         return isinstance(source, fx.Node) and source.target is _DROPOUT and compat.is_random(source)
 
     def order_backward(self) -> None:
-        """Fills `body`: backward nodes in their order, each recomputation just before its first use."""
+        """Fills `body`: backward nodes in their order, each recomputation just before its first use.
+
+        What follows a finished gradient (its layout, its reduction) comes at once: torch runs it late where the
+        parameter was touched early in forward, and unreduced gradients would pile up.
+        """
         done: set[fx.Node] = set()
         replayed = {n.args[0] for n in self.needed if not self._is_mask_of_replay(n) and n.target is operator.getitem}
         self.masks = {
@@ -197,6 +202,7 @@ class _Plan:
             node, ready = stack.pop()
             if ready:
                 self.body.append((self._kind(node), node))
+                stack.extend((u, False) for u in node.users if u in self.tail and u in self.needed)
             elif node not in done and node is not self.joint.tangent:
                 done.add(node)
                 if self._arrives(node):
@@ -236,6 +242,16 @@ class _Plan:
             else:
                 out.append(Saved(f"{node.name}_state", kind, None, state_bytes(note.stream), note.op))
         return tuple(out)
+
+
+def _tail(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
+    """Backward nodes that only bring one finished gradient into its final form."""
+    tail: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        ends = all(u in tail or u.op == "output" for u in node.users)
+        if node in late and node.op == "call_function" and len(node.all_input_nodes) == 1 and ends:
+            tail.add(node)
+    return tail
 
 
 def state_bytes(stream: str) -> int:

@@ -69,4 +69,3 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for w in self.live.values():
             w.close()
         self.live.clear()
-

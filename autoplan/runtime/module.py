@@ -228,9 +228,7 @@ def _piece_shapes(program: LocalProgram) -> dict[str, tuple[int, ...]]:
     return {i.path: tuple(v.shape) for i, v in values if i.kind == "input"}
 
 
-def _unregistered(
-    module: nn.Module, model: nn.Module, program: LocalProgram, at: RuntimeMesh
-) -> dict[str, Tensor]:
+def _unregistered(module: nn.Module, model: nn.Module, program: LocalProgram, at: RuntimeMesh) -> dict[str, Tensor]:
     """Tensors that the program reads but the model holds as plain attributes."""
     out: dict[str, Tensor] = {}
     for entry, placement in _entries(program):

@@ -89,8 +89,15 @@ def _copy(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> fx.
         return graph.node_copy(node, lambda m: env[m])
     return graph.call_function(
         attention,
-        (env[q], env[k], env[v], env[mask] if mask is not None else None, bool(args.get("is_causal", False)),
-         args.get("scale"), bool(args.get("enable_gqa", False))),
+        (
+            env[q],
+            env[k],
+            env[v],
+            env[mask] if mask is not None else None,
+            bool(args.get("is_causal", False)),
+            args.get("scale"),
+            bool(args.get("enable_gqa", False)),
+        ),
     )
 
 
@@ -101,8 +108,15 @@ def gpt2(dropout: float = 0.0, dtype: torch.dtype = torch.float32, layers: int =
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        n_layer=layers, n_embd=64, n_head=4, vocab_size=97, n_positions=64,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=0.0, use_cache=False,
+        n_layer=layers,
+        n_embd=64,
+        n_head=4,
+        vocab_size=97,
+        n_positions=64,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=0.0,
+        use_cache=False,
     )
     return _perturbed(transformers.GPT2LMHeadModel(config).to(dtype).train())
 
@@ -113,8 +127,14 @@ def llama(dtype: torch.dtype = torch.float32, layers: int = 2) -> nn.Module:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=97, max_position_embeddings=64, use_cache=False,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=97,
+        max_position_embeddings=64,
+        use_cache=False,
     )
     return _perturbed(transformers.LlamaForCausalLM(config).to(dtype).train())
 

@@ -42,7 +42,7 @@ class Builder:
         self, target: Callable[..., Any], *args: Any, keep: bool = True, stream: str = "", role: Any = "op"
     ) -> fx.Node:
         node = self.graph.call_function(target, args)
-        Note(f"{target}", "", role, keep, stream).write(node)
+        Note(getattr(target, "__name__", "op"), "", role, keep, stream).write(node)
         return node
 
     def move(self, x: fx.Node, forward: Any, backward: Any, keep: bool = True) -> fx.Node:
@@ -106,8 +106,11 @@ def tensor_parallel(n: int, rows: int = 4, width: int = 8, hidden: int = 12, kee
 def fully_sharded(n: int, rows: int = 4, width: int = 8, hidden: int = 12, keep: bool = True) -> LocalProgram:
     """Batch and parameters cut along one axis: gather forward, reduce-scatter backward."""
     b = Builder(Mesh((n,), ("dp",)))
-    names = (("up.weight", (hidden, width), "S(0:3)", 0, 3), ("up.bias", (hidden,), "R", 0, 1),
-             ("down.weight", (width, hidden), "S(1)", 1, 1))
+    names = (
+        ("up.weight", (hidden, width), "S(0:3)", 0, 3),
+        ("up.bias", (hidden,), "R", 0, 1),
+        ("down.weight", (width, hidden), "S(1)", 1, 1),
+    )
     whole = []
     for path, shape, at, dim, outer in names:
         p = b.input("parameter", path, shape, at)
