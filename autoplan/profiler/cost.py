@@ -22,7 +22,8 @@ from autoplan.rules import FactorTable, OpRule, rule_of
 
 FORMAT = 1
 _GATHERS = frozenset({"embedding", "gather", "index", "index_select"})
-_PASSES_GRADIENT = frozenset({"add", "contiguous", "clone", "detach", "alias"})
+PASSES_GRADIENT = frozenset({"add", "contiguous", "clone", "detach", "alias"})
+"""Ops whose gradient is that of their full-size operands as it is."""
 CUTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "slice", "narrow", "select", "expand"})
 """Views whose backward writes a new tensor."""
 
@@ -239,7 +240,7 @@ def _backward_bytes(op: Op, graph: OpGraph, rule: OpRule, is_view: bool, last: M
     given = sum(specs[o].nbytes for o in op.outputs if specs[o].requires_grad)
     if is_view and op.name not in CUTS:
         return extra, len(sums)
-    if op.name in _PASSES_GRADIENT:  # only a broadcast operand has something to do: sum its gradient
+    if op.name in PASSES_GRADIENT:  # only a broadcast operand has something to do: sum its gradient
         full = max(specs[o].numel for o in op.outputs)
         broadcast = [v for v in to if specs[v].numel < full]
         return extra + len(broadcast) * given + sum(specs[v].nbytes for v in broadcast), len(sums) + len(broadcast)

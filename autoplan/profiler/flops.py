@@ -172,7 +172,7 @@ def _mul(v: OpView) -> Work:
 
 
 _ATTENTION = frozenset({"scaled_dot_product_attention", "attention"})
-_ALIASES = frozenset({"detach", "alias", "lift_fresh_copy"})
+_ALIASES = frozenset({"detach", "alias", "lift_fresh_copy", "broadcast_tensors"})
 
 _PRODUCTS: dict[str, Callable[[OpView], Work]] = {
     "linear": _linear,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoplan.ir import Op, OpGraph
+from autoplan.ir import Op, OpGraph, Ref
 from autoplan.rules import OpRule, OpView, rule_of
 
 Strides = tuple[int, ...]
@@ -44,6 +44,12 @@ def layouts(graph: OpGraph, rules: Mapping[str, OpRule] | None = None) -> Mappin
     for op in graph.ops:
         rule = rules[op.key] if rules is not None else rule_of(op, graph)
         view = OpView.of(op, graph)
+        if op.name == "broadcast_tensors":  # each result is its operand, expanded
+            operands = op.args[0] if isinstance(op.args[0], tuple) else ()
+            for value, arg in zip(op.outputs, operands, strict=True):
+                assert isinstance(arg, Ref)
+                out[value] = _expanded(out[arg.value], graph, arg.value, value)
+            continue
         base = out[op.inputs[0]] if op.inputs else None
         shares = base is not None and (rule.view or op.name in _ALIASES)
         for i, value in enumerate(op.outputs):
@@ -53,6 +59,13 @@ def layouts(graph: OpGraph, rules: Mapping[str, OpRule] | None = None) -> Mappin
             else:
                 out[value] = Layout(value, _dense(view, rule, op, out, i))
     return out
+
+
+def _expanded(base: Layout, graph: OpGraph, before: str, after: str) -> Layout:
+    old, new = graph.values[before].shape, graph.values[after].shape
+    strides = (0,) * (len(new) - len(old)) + base.strides
+    old = (1,) * (len(new) - len(old)) + old
+    return Layout(base.storage, tuple(s if a == b else 0 for s, a, b in zip(strides, old, new, strict=True)))
 
 
 def contiguous(shape: Sequence[int]) -> Strides:

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 
 from autoplan.ir import Op, OpGraph
 from autoplan.ir.plan import OPTIMIZERS
-from autoplan.profiler.cost import CUTS, saved_by_storage, saved_values
+from autoplan.profiler.cost import CUTS, PASSES_GRADIENT, saved_by_storage, saved_values
 from autoplan.profiler.flops import needs_backward
 from autoplan.profiler.layout import layouts
 from autoplan.rules import OpRule, rule_of
 
-_PASSES_GRADIENT = frozenset({"add", "contiguous", "clone", "detach", "alias"})
 _WORKSPACE = {"cross_entropy_loss": 1, "pow": 2, "logsumexp": 2, "div": 1}
 """Temporaries of backward in tensors of the first operand's size."""
 
@@ -191,7 +190,7 @@ class _Step:
         """Gradients of the operands of one op."""
         values = self.graph.values
         through = self.grads[given[0]]
-        passes = op.name in _PASSES_GRADIENT or (self._is_view(op) and op.name not in CUTS)
+        passes = op.name in PASSES_GRADIENT or (self._is_view(op) and op.name not in CUTS)
         full = max(values[o].numel for o in op.outputs)
         workspace = _WORKSPACE.get(op.name, 0) * values[op.inputs[0]].nbytes if op.inputs else 0
         pointwise = self.rules[op.key].pointwise

@@ -128,12 +128,20 @@ class Profile:
         return str(display.profile_html(self))
 
     def __str__(self) -> str:
-        peak = self.peak_bytes["step"]
+        mb = {
+            k: f"{v / 1e6:,.2f}"
+            for k, v in (
+                ("parameters", self.parameter_bytes),
+                ("saved", self.saved_activation_bytes),
+                ("peak", self.peak_bytes["step"]),
+                ("memory", self.memory_bytes),
+            )
+        }
+        flops = f"{self.forward_flops / 1e9:,.3f} GFLOP forward, {self.backward_flops / 1e9:,.3f} backward"
         return (
-            f"Profile of {self.model} on one {self.device} of {self.cluster}: {self.forward_flops / 1e12:.4g} TFLOP "
-            f"forward, {self.backward_flops / 1e12:.4g} backward, {self.step_time_s * 1e3:.2f} ms per step; "
-            f"parameters {self.parameter_bytes / 1e9:.3f} GB, saved activations "
-            f"{self.saved_activation_bytes / 1e9:.3f} GB, peak {peak / 1e9:.3f} of {self.memory_bytes / 1e9:.3f} GB"
+            f"Profile of {self.model} on one {self.device} of {self.cluster}: {flops}, "
+            f"{self.step_time_s * 1e3:,.2f} ms per step; parameters {mb['parameters']} MB, saved activations "
+            f"{mb['saved']} MB, peak {mb['peak']} of {mb['memory']} MB"
         )
 
 
