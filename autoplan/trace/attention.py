@@ -46,12 +46,39 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+_PLAIN_MASKS = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "and_masks",
+    "packed_sequence_mask_function",  # always there under tracing; a batch with position ids is not traced this way
+    "remap_positions_for_packed_sequence",
+    "sliding_window_overlay",  # of no effect where the window is longer than the sequence
+    "sliding_window_bidirectional_overlay",
+    "chunked_overlay",
+}
+"""Functions of `transformers.masking_utils` that ``is_causal`` of the attention module says as well."""
+
+
+def _mask_parts(function: Any) -> Iterator[str]:
+    """Names of the functions that a mask function is put together from."""
+    if function is None:
+        return
+    known = getattr(function, "__module__", "") == "transformers.masking_utils"
+    yield function.__qualname__.split(".")[0] if known else "?"
+    for cell in function.__closure__ or ():
+        inside = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
+        for part in inside:
+            if callable(part) and not isinstance(part, torch.Tensor):
+                yield from _mask_parts(part)
+
+
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
     from transformers.masking_utils import sdpa_mask
 
     config, length = kwargs.get("config"), kwargs.get("kv_length", 0)
     window = [getattr(config, k, None) for k in ("sliding_window", "attention_chunk_size")]
-    if kwargs.get("attention_mask") is None and not any(w is not None and w < length for w in window):
+    plain = all(name in _PLAIN_MASKS for name in _mask_parts(kwargs.get("mask_function")))
+    if plain and kwargs.get("attention_mask") is None and not any(w is not None and w < length for w in window):
         return None
     mask: torch.Tensor | None = sdpa_mask(*args, **kwargs)
     return mask
@@ -59,12 +86,15 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
 
 @contextlib.contextmanager
 def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[str | None]:
-    """Switches a Hugging Face `model` (a copy that is ours) to the attention above.
+    """Switches a Hugging Face `model` (a copy that is ours) to the attention above, and its cache off.
 
     Yields:
         None, or what a reader of the profile should know of the attention that was traced.
     """
     configured = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
+    for c in configured:
+        if getattr(c, "use_cache", False) is True:
+            c.use_cache = False  # a cache among the results is of no use to training, and cannot be exported
     implementations = {getattr(c, "_attn_implementation", None) for c in configured}
     if "transformers" not in sys.modules or not implementations & {"sdpa", "eager", "flash_attention_2"}:
         yield None

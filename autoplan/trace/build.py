@@ -13,7 +13,11 @@ from torch import nn
 
 from autoplan.errors import UnsupportedOpError
 from autoplan.ir import Arg, GraphInput, Op, OpGraph, Ref, TensorSpec
+from autoplan.trace.compat import FakeTensor
+from autoplan.trace.normalise import functionalise, inline_regions
 
+_NO_GRADIENT = {"detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
+_NO_GRADIENT |= {"new_zeros", "new_ones", "new_full", "new_empty"}
 _IGNORED = {"_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar"}
 
 
@@ -42,8 +46,10 @@ def build_graph(
     Raises:
         UnsupportedOpError: A node that this version cannot represent; quotes its source line.
     """
-    builder = _Builder(model, prefix, low)
-    gm = exported.module(check_guards=False)
+    builder = _Builder(model, prefix, low, exported.constants)
+    gm: fx.GraphModule = exported.module(check_guards=False)
+    inline_regions(gm, builder.where)
+    functionalise(gm, builder.where, builder.describe)
     leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
     builder.placeholders(gm.graph, leaves)
     for node in gm.graph.nodes:
@@ -63,8 +69,11 @@ def _input_path(key: Sequence[Any]) -> str:
 class _Builder:
     """State of one conversion; `finish` gives the graph."""
 
-    def __init__(self, model: nn.Module, prefix: str, low: torch.dtype | None) -> None:
-        self.model, self.prefix, self.low = model, prefix, low
+    def __init__(
+        self, model: nn.Module, prefix: str, low: torch.dtype | None, constants: Mapping[str, Any] | None = None
+    ) -> None:
+        self.model, self.prefix, self.low, self.constants = model, prefix, low, constants or {}
+        self.tracked: set[str] = set()  # values that gradients flow to
         self.inputs: dict[str, GraphInput] = {}
         self.ops: list[Op] = []
         self.values: dict[str, TensorSpec] = {}
@@ -82,19 +91,16 @@ class _Builder:
 
     def placeholders(self, graph: fx.Graph, leaves: Sequence[tuple[Any, Any]]) -> None:
         nodes = [n for n in graph.nodes if n.op == "placeholder"]
-        for node, (key, _leaf) in zip(nodes, leaves, strict=True):
-            if not isinstance(node.meta.get("val"), torch.Tensor):
-                continue
-            path = _input_path(key)
-            self._input(node, "input", path, ())
+        for node, (key, leaf) in zip(nodes, leaves, strict=True):
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                self._input(node, "input", _input_path(key), (), leaf)
 
-    def _input(self, node: fx.Node, kind: Any, path: str, aliases: tuple[str, ...]) -> None:
+    def _input(self, node: fx.Node, kind: Any, path: str, aliases: tuple[str, ...], given: torch.Tensor) -> None:
         spec = _spec(node.meta["val"])
-        lowered = self.low is not None and spec.dtype == str(self.low)[6:]
-        if kind != "input":
-            lowered = lowered and self.tensors[path].dtype == torch.float32
-            trainable = kind == "parameter" and self.tensors[path].requires_grad
-            spec = TensorSpec(spec.shape, spec.dtype, trainable)
+        spec = TensorSpec(spec.shape, spec.dtype, kind == "parameter" and given.requires_grad)
+        lowered = self.low is not None and spec.dtype == str(self.low)[6:] and given.dtype == torch.float32
+        if spec.requires_grad:
+            self.tracked.add(node.name)
         if not lowered:
             self.inputs[node.name] = GraphInput(node.name, kind, path, aliases)
             self.values[node.name] = spec
@@ -118,25 +124,58 @@ class _Builder:
         if node.op == "get_attr":
             self._attribute(node)
         elif node.op == "output":
-            self.outputs = [self._resolve(n.name) for n in pytree.tree_leaves(node.args[0]) if isinstance(n, fx.Node)]
+            for key, leaf in pytree.tree_flatten_with_path(node.args[0])[0]:
+                if not isinstance(leaf, fx.Node):
+                    raise UnsupportedOpError(
+                        f"the model returns {leaf!r} beside tensors (result{pytree.keystr(key)}): return tensors only"
+                    )
+                self.outputs.append(self._resolve(leaf.name))
         elif node.op == "call_function" and node.target is not operator.getitem:
             self._call(node)
 
+    def describe(self, node: fx.Node) -> str:
+        """What a node that the graph is given is to the user."""
+        if node.op == "placeholder":
+            return f"the input {node.name!r}"
+        path = str(node.target).removeprefix(self.prefix)
+        return f"the {'parameter' if isinstance(self.tensors.get(path), nn.Parameter) else 'buffer'} {path!r}"
+
+    def where(self, node: fx.Node) -> str:
+        """A node's module and line, for messages."""
+        module = _module(node, self.prefix)
+        place = f"module {module!r}" if module else "the model's top level"
+        return f" ({place}, {_source(node) or 'unknown line'})"
+
     def _attribute(self, node: fx.Node) -> None:
         target = str(node.target)
-        path = target[len(self.prefix) :] if target.startswith(self.prefix) else target
+        path = target.removeprefix(self.prefix)
         if path not in self.by_path:
-            raise UnsupportedOpError(
-                f"the model uses a tensor that is neither parameter nor buffer ({target}): register it with "
-                "register_buffer, so that it can be placed"
-            )
+            self._constant(node, target)
+            return
         names = self.by_path[path]
         if names[0] in self.seen:
             self.alias[node.name] = self.seen[names[0]]
             return
         self.seen[names[0]] = node.name
         kind = "parameter" if isinstance(self.tensors[path], nn.Parameter) else "buffer"
-        self._input(node, kind, names[0], tuple(names[1:]))
+        self._input(node, kind, names[0], tuple(names[1:]), self.tensors[path])
+
+    def _constant(self, node: fx.Node, target: str) -> None:
+        """A tensor made in the model's code: a single number becomes an op that makes it."""
+        constant = self.constants.get(target)
+        if not isinstance(constant, torch.Tensor):
+            return  # the body of a higher-order op, which `_call` reports
+        if constant.numel() != 1 or isinstance(constant, FakeTensor):
+            user = next(iter(node.users), node)
+            raise UnsupportedOpError(
+                f"the model uses a tensor of shape {tuple(constant.shape)} that is neither parameter nor buffer"
+                f"{self.where(user)}: register it with register_buffer, so that it can be placed"
+            )
+        self.values[node.name] = _spec(constant)
+        ordinal = self.ordinals[":constant"] = self.ordinals.get(":constant", -1) + 1
+        kwargs: dict[str, Arg] = {"dtype": str(constant.dtype), "device": "device:cpu", "pin_memory": False}
+        args = (tuple(constant.shape), constant.item())
+        self.ops.append(Op(f":constant#{ordinal}", "aten.full.default", args, kwargs, (node.name,)))
 
     def _call(self, node: fx.Node) -> None:
         target = str(node.target)
@@ -144,13 +183,13 @@ class _Builder:
         if name in _IGNORED:
             return
         if not target.startswith(("aten.", "prims.")) and "::" not in str(getattr(node.target, "_schema", "")):
-            raise UnsupportedOpError(f"{target} cannot be represented yet{_where(node)}")
+            raise UnsupportedOpError(f"{target} cannot be represented yet{self.where(node)}")
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        if first is not None and _does_nothing(node, first, name):
-            self.alias[node.name] = self._resolve(first.name)
-            return
-        if name.endswith("_") and not name.endswith("__"):
-            raise UnsupportedOpError(f"in-place {target} is not supported yet{_where(node)}: write it out of place")
+        if first is not None:
+            base = self._resolve(first.name)
+            if _does_nothing(node, first, name) or (name == "detach" and base not in self.tracked):
+                self.alias[node.name] = base
+                return
         value = node.meta.get("val")
         outputs: tuple[str, ...] = (node.name,)
         if isinstance(value, torch.Tensor):
@@ -161,6 +200,9 @@ class _Builder:
         stem = f"{module}:{target.rsplit('.', 1)[0]}"
         ordinal = self.ordinals[stem] = self.ordinals.get(stem, -1) + 1
         args = tuple(self._arg(a) for a in node.args)
+        op = Op("", target, args, {k: self._arg(v) for k, v in node.kwargs.items()}, outputs)
+        if name not in _NO_GRADIENT and any(v in self.tracked for v in op.inputs):
+            self.tracked.update(o for o in outputs if self.values[o].is_float)
         if name in ("view", "reshape", "_unsafe_view", "expand"):
             args = (args[0], tuple(self.values[node.name].shape), *args[2:])
         self.ops.append(
@@ -168,7 +210,7 @@ class _Builder:
                 f"{stem}#{ordinal}",
                 target,
                 args,
-                {k: self._arg(v) for k, v in node.kwargs.items()},
+                op.kwargs,
                 outputs,
                 module,
                 _source(node),
@@ -178,11 +220,13 @@ class _Builder:
     def _outputs(self, node: fx.Node, value: Any) -> tuple[str, ...]:
         """Names of a multi-output op: its getitem nodes, in order; unused outputs get a name of their own."""
         if not isinstance(value, list | tuple):
-            raise UnsupportedOpError(f"{node.target} returns {type(value).__name__}, not tensors{_where(node)}")
-        names = {int(u.args[1]): u.name for u in reversed(node.users) if u.target is operator.getitem}
-        for u in node.users:
-            if u.target is operator.getitem:
-                self.alias[u.name] = names[int(u.args[1])]  # type: ignore[arg-type]
+            raise UnsupportedOpError(
+                f"{node.target} returns a number (.item()), not tensors{self.where(node)}: the step cannot depend on "
+                "the value of a tensor"
+            )
+        items = [(u.args[1], u.name) for u in node.users if u.target is operator.getitem]
+        names = {i: name for i, name in reversed(items) if isinstance(i, int)}
+        self.alias.update({name: names[i] for i, name in items if isinstance(i, int)})
         out = []
         for i, v in enumerate(value):
             name = names.get(i, f"{node.name}_{i}")
@@ -218,7 +262,7 @@ class _Builder:
         ops.reverse()
         inputs = tuple(i for i in self.inputs.values() if i.value in live)
         kept = {i.value for i in inputs} | {o for op in ops for o in op.outputs}
-        values = _propagate_grad({v: s for v, s in self.values.items() if v in kept}, inputs, ops)
+        values = {v: TensorSpec(s.shape, s.dtype, v in self.tracked) for v, s in self.values.items() if v in kept}
         loss = _find_loss(values, self.outputs, exported, bool(self.prefix))
         return OpGraph(inputs, tuple(ops), values, tuple(self.outputs), loss, type(self.model).__name__).verify()
 
@@ -228,25 +272,14 @@ def _does_nothing(node: fx.Node, first: fx.Node, name: str) -> bool:
     before, after = first.meta.get("val"), node.meta.get("val")
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return False
-    same = before.dtype == after.dtype and before.shape == after.shape
+    same = before.dtype == after.dtype and bool(before.shape == after.shape)
     if name in ("to", "alias", "lift_fresh_copy", "_to_copy"):
         return same
     if name in ("dropout", "feature_dropout", "alpha_dropout"):
-        return not node.args[2] or node.args[1] == 0
+        return bool(not node.args[2] or node.args[1] == 0)
     if name in ("view", "reshape", "expand"):
         return same
-    return name == "contiguous" and before.is_contiguous()
-
-
-def _propagate_grad(
-    values: Mapping[str, TensorSpec], inputs: Sequence[GraphInput], ops: Sequence[Op]
-) -> dict[str, TensorSpec]:
-    """Gradients flow to a floating result of anything they flow to (export drops the flags of views)."""
-    tracked = {i.value for i in inputs if values[i.value].requires_grad}
-    for op in ops:
-        if op.name != "detach" and any(v in tracked for v in op.inputs):
-            tracked.update(o for o in op.outputs if values[o].is_float)
-    return {v: TensorSpec(s.shape, s.dtype, v in tracked) for v, s in values.items()}
+    return name == "contiguous" and bool(before.is_contiguous())
 
 
 def _find_loss(
@@ -281,7 +314,3 @@ def _source(node: fx.Node) -> str:
             where = place[1].rsplit("/", 1)[-1] + place[2].replace(", line ", ":").replace(", in ", " in ")
             return f"{where}: {lines[i + 1]}" if i + 1 < len(lines) else where
     return ""
-
-
-def _where(node: fx.Node) -> str:
-    return f" (module {_module(node, '') or 'top level'}, {_source(node) or 'unknown line'})"

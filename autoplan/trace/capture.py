@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
+import io
+import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +98,7 @@ def trace(
     """
     args, kwargs = split_inputs(inputs)
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
-    _check_devices(leaves)
+    _check_batch(leaves)
     mode = FakeTensorMode()
     low = torch.bfloat16 if precision == "bf16" else None
     fake = _fake_copy(model, mode, low)
@@ -122,10 +126,16 @@ class _WithLoss(nn.Module):
         return loss, outputs
 
 
-def _check_devices(leaves: list[Any]) -> None:
-    devices = {str(x.device) for x in leaves if isinstance(x, torch.Tensor) and x.device.type != "meta"}
+def _check_batch(leaves: list[Any]) -> None:
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    devices = {str(x.device) for x in tensors if x.device.type != "meta"}
     if len(devices) > 1:
         raise OptionError(f"the batch lies on several devices ({', '.join(sorted(devices))}): move it to one")
+    empty = next((x for x in tensors if x.numel() == 0), None)
+    if empty is not None:
+        raise OptionError(f"the batch holds a tensor without elements, of shape {tuple(empty.shape)}")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise OptionError("tracing inside an autocast block is not supported: leave it and ask for precision='bf16'")
 
 
 def _fake_copy(model: nn.Module, mode: FakeTensorMode, low: torch.dtype | None) -> nn.Module:
@@ -157,11 +167,12 @@ def _export(
     step: nn.Module, fake: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: FakeTensorMode
 ) -> torch.export.ExportedProgram:
     stack: list[str] = []
-    with contextlib.ExitStack() as hooks, mode, warnings.catch_warnings():
+    with contextlib.ExitStack() as hooks, mode, warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         hooks.enter_context(_module_stack(fake, stack))
         try:
-            return torch.export.export(step, args, kwargs, strict=False)
+            with _quiet():
+                return torch.export.export(step, args, kwargs, strict=False)
         except Exception as e:  # export raises whatever the model's own code raises
             where = _user_line(e)
             module = f"module {stack[-1]!r}" if stack and stack[-1] else "the model's top level"
@@ -171,6 +182,23 @@ def _export(
                 "Code that branches on tensor values, or calls .item() or .numpy(), has to be rewritten with tensor "
                 "operations (torch.where, torch.cond); a wrong argument or shape shows the same message as in eager."
             ) from e
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging and printing graphs and stacks of what becomes an error message here."""
+    names = [n for n in logging.root.manager.loggerDict if n == "torch" or n.startswith("torch.")]
+    enabled = [x for x in map(logging.getLogger, names) if not x.disabled]
+    for logger in enabled:
+        logger.disabled = True
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for logger in enabled:
+            logger.disabled = False
 
 
 @contextlib.contextmanager
@@ -187,9 +215,12 @@ def _module_stack(model: nn.Module, stack: list[str]) -> Iterator[None]:
             h.remove()
 
 
+_NOT_THE_USERS = ("/torch/", "/autoplan/trace/", inspect.__file__)
+
+
 def _user_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/torch/" not in frame.filename and "/autoplan/trace/" not in frame.filename and frame.line:
+        if not any(part in frame.filename for part in _NOT_THE_USERS) and frame.line:
             return f", {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} `{frame.line.strip()}`"
     return ""
 
