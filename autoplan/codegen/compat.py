@@ -15,6 +15,7 @@ from torch import fx
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoplan.errors import AutoplanError
 
@@ -123,6 +124,8 @@ def is_view(target: Any) -> bool:
         return False
     return bool(target.is_view) or target in _ALIASES
 
+
+__all__ = ["BoxedCodeGen", "FakeTensorMode", "JointSlots", "export_joint", "fake_mode_of", "is_random", "is_view"]
 
 _ALIASES = {
     torch.ops.aten._unsafe_view.default,

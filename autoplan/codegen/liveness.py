@@ -24,13 +24,13 @@ import torch
 from torch import fx
 
 from autoplan.codegen import compat, rng
-from autoplan.codegen.partition import Partitioned, holds_input, state_bytes
+from autoplan.codegen.partition import Partitioned, state_bytes
 from autoplan.codegen.program import LocalProgram, value_of
 from autoplan.codegen.workspace import workspace_bytes
+from autoplan.codegen.write import WAIT, holds_input
 from autoplan.ir import Mesh, Placement, Shard
 
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
-_SAME_STORAGE = {_WAIT, torch.ops._c10d_functional.all_reduce_.default}
+_SAME_STORAGE = {WAIT, torch.ops._c10d_functional.all_reduce_.default}
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class _Step:
                 in_flight[node] = [env[m] for m in node.all_input_nodes]
                 self.hold(in_flight[node])
             self.mark(phase, node.name, workspace_bytes(node))
-            if node.target is _WAIT:
+            if node.target is WAIT:
                 self.drop(in_flight.pop(node.all_input_nodes[0], None))
             for dead in last.get(node, ()):
                 self.drop(env.pop(dead))

@@ -35,7 +35,7 @@ def save(stream: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> tupl
     """Runs a random op; returns what it takes to run it again alike, and its result."""
     device = _device(args, kwargs)
     if not stream:
-        return _generator(device).get_state(), op(*args, **kwargs)
+        return generator_of(device).get_state(), op(*args, **kwargs)
     seed = _draw_seed(stream)
     with _state_of(device, seed):
         return seed, op(*args, **kwargs)
@@ -68,7 +68,7 @@ def _draw_seed(stream: str) -> int:
 
 @contextlib.contextmanager
 def _state_of(device: torch.device, state: State) -> Iterator[None]:
-    generator = _generator(device)
+    generator = generator_of(device)
     before = generator.get_state()
     if isinstance(state, int):
         generator.manual_seed(state)
@@ -80,7 +80,8 @@ def _state_of(device: torch.device, state: State) -> Iterator[None]:
         generator.set_state(before)
 
 
-def _generator(device: torch.device) -> torch.Generator:
+def generator_of(device: torch.device) -> torch.Generator:
+    """Default generator of a device."""
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)

@@ -7,6 +7,7 @@ close, find the note, and say who failed and why instead of reporting a broken c
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from autoplan import errors
+from autoplan.codegen import rng
 from autoplan.errors import AutoplanError, WorkerError
 from autoplan.runtime import compat
+from autoplan.runtime.mesh import RuntimeMesh
 
 _NOTE = "autoplan/failed"
 
@@ -117,3 +120,23 @@ def gather_words(word: int, group: dist.ProcessGroup) -> list[int]:
     words = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(words, mine, group=group)
     return [int(w) for w in words]
+
+
+def synchronise_generators(at: RuntimeMesh) -> bool:
+    """Gives every rank of a mesh rank 0's default generators; says whether they differed. Collective.
+
+    torch seeds the default CPU generator of an unseeded process at random, so that ranks would drop different units.
+    """
+    assert at.group is not None
+    on_wire = torch.device(compat.device_type())
+    differed = False
+    for generator in {id(g): g for g in (rng.generator_of(torch.device("cpu")), rng.generator_of(at.device))}.values():
+        state = generator.get_state()
+        digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
+        if len(set(gather_words(int.from_bytes(digest, "little") >> 1, at.group))) == 1:
+            continue
+        differed = True
+        common = state.to(on_wire)
+        dist.broadcast(common, 0, group=at.group)
+        generator.set_state(common.cpu())
+    return differed

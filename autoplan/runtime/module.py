@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from autoplan.codegen.program import LocalProgram
 from autoplan.errors import OptionError
 from autoplan.ir import Placement, local_shape
 from autoplan.runtime import compat
-from autoplan.runtime.guard import gather_words
+from autoplan.runtime.guard import gather_words, synchronise_generators
 from autoplan.runtime.layout import shard_tensor, wrap
 from autoplan.runtime.mesh import RuntimeMesh
 from autoplan.runtime.signature import InputSignature, batch_hash
@@ -68,6 +69,7 @@ class ParallelModule(nn.Module):
         self._retrace = retrace
         self._runners = {model.training: Runner(partitioned, program, at)}
         self._agreed = False
+        self._holders: dict[str, tuple[dict[str, Any], str]] = {}
         self.training = model.training
         self._layout = _placements(program)
         _Builder(at, self._layout).fill(self, model, "")
@@ -103,7 +105,7 @@ class ParallelModule(nn.Module):
         batch = self._signature.bind(args, kwargs, shapes)
         if not self._at.member:
             return self._idle(program)
-        self._agree(batch)
+        self._agree(batch, runner)
         outputs = runner.run([self._value(i.kind, i.path, batch, p) for i, p in _entries(program)])
         return pytree.tree_unflatten(self._present(outputs, program), self._out_spec)
 
@@ -119,24 +121,43 @@ class ParallelModule(nn.Module):
 
     def _value(self, kind: str, path: str, batch: Mapping[str, Tensor], placement: Placement) -> Tensor:
         if kind != "input":
-            return self._extra[path] if path in self._extra else _attribute(self, path)
+            return self._extra[path] if path in self._extra else self._holder(path)
         x = batch[path]
         if self._inputs == "global":
             x = shard_tensor(x, placement, self._at.mesh, self._at.coordinate)
         return x.detach().to(self._at.device).contiguous()
 
-    def _agree(self, batch: Mapping[str, Tensor]) -> None:
-        """On the first call: do all ranks pass the same batch?"""
-        if self._agreed or self._at.group is None or self._inputs == "sharded" or self._at.mesh.size == 1:
+    def _holder(self, path: str) -> Tensor:
+        """Parameter or buffer as the module holds it now; the way to it is walked once."""
+        if path not in self._holders:
+            module, _, name = path.rpartition(".")
+            holder = self.get_submodule(module)
+            self._holders[path] = (holder._parameters if name in holder._parameters else holder._buffers, name)
+        tensors, name = self._holders[path]
+        value: Tensor = tensors[name]
+        return value
+
+    def _agree(self, batch: Mapping[str, Tensor], runner: Runner) -> None:
+        """On the first call: do all ranks pass the same batch, and draw the same random numbers?"""
+        if self._agreed or self._at.group is None or self._at.mesh.size == 1:
+            return
+        if runner.is_random and synchronise_generators(self._at):
+            warnings.warn(
+                "random number generators differed between ranks and were set to rank 0's: call torch.manual_seed "
+                "with one seed on every rank",
+                stacklevel=5,
+            )
+        self._agreed = True
+        if self._inputs == "sharded":
             return
         seen = gather_words(batch_hash(batch), self._at.group)
         if len(set(seen)) > 1:
+            self._agreed = False
             others = [r for r, word in enumerate(seen) if word != seen[0]]
             raise OptionError(
                 f"ranks {others} pass another batch than rank 0 ({', '.join(sorted(batch))}): pass the same global "
                 'batch on every rank, or wrap the model with inputs="sharded" where each rank loads its own piece'
             )
-        self._agreed = True
 
     def _present(self, outputs: list[Tensor], program: LocalProgram) -> list[Tensor]:
         shapes = zip(outputs, program.output_shapes, program.outputs, strict=True)

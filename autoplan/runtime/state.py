@@ -20,9 +20,11 @@ from autoplan.runtime.module import ParallelModule
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """Whole parameters and buffers on every rank of the mesh, under the original names; collective.
 
-    Tensors share no storage with the module; tied names share one tensor.
+    Tensors share no storage with the module; tied names share one tensor. Ranks beyond the plan get an empty dict.
     """
     placements, at = _layout(module)
+    if not at.member:
+        return {}
     made: dict[int, Tensor] = {}
     out: dict[str, Tensor] = {}
     for name, x in module.state_dict(keep_vars=True).items():
@@ -69,6 +71,8 @@ def clip_grad_norm_(module: nn.Module, max_norm: float, norm_type: float = 2.0) 
         The norm before scaling, the same on every rank.
     """
     placements, at = _layout(module)
+    if not at.member:
+        return torch.full((), math.nan)
     named = [(n, p.grad) for n, p in module.named_parameters() if p.grad is not None]
     total = _norm([(compat.local_tensor(g), _cut_along(placements.get(n), at.mesh)) for n, g in named], at, norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)

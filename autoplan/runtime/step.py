@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from autoplan.codegen import rng
 from autoplan.codegen.collectives import active
 from autoplan.codegen.partition import Partitioned
 from autoplan.codegen.program import LocalProgram
@@ -30,6 +31,11 @@ class Runner:
         self._inference = load(partitioned.inference, at.context, at.device)
         backward = partitioned.backward
         self._backward = None if backward is None else load(backward, at.context, at.device)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether forward draws random numbers."""
+        return any(n.target in (rng.run, rng.save) for n in self.partitioned.forward.graph.nodes)
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
         """Runs forward; the loss among the results carries autograd where that is on.

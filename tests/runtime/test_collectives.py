@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -132,8 +133,8 @@ def test_random_streams() -> None:
         assert all(ranks[r][i][1] == ranks[0][i][1] for r in range(4))  # the default generator stays in step
 
 
-def sharded_dropout(rank: int, keep: bool) -> list[torch.Tensor]:
-    """Rows cut over ranks, masks different per rank, recomputed alike."""
+def dropout_module(keep: bool) -> ParallelModule:
+    """Rows cut over ranks, masks different per rank."""
     b = Builder(Mesh((2,), ("dp",)))
     w = b.input("parameter", "down.weight", (8, 12), "R")
     x = b.input("input", "x", (4, 12), "S(0)")
@@ -147,12 +148,16 @@ def sharded_dropout(rank: int, keep: bool) -> list[torch.Tensor]:
         model.down.weight.fill_(0.1)
     signature = InputSignature.of((), {"x": inputs}, ["x"], model.forward)
     _, spec = pytree.tree_flatten({"loss": 0, "y": 0})
-    module = ParallelModule(model, emit(program), program, signature, spec)
+    return ParallelModule(model, emit(program), program, signature, spec)
+
+
+def sharded_dropout(rank: int, keep: bool) -> list[torch.Tensor]:
+    module = dropout_module(keep)
     torch.manual_seed(11)
-    out = module(inputs)
+    out = module(torch.ones(4, 12, dtype=torch.float64))
     out["loss"].backward()
     grad = module.get_parameter("down.weight").grad.to_local()
-    return [out["loss"].detach(), out["y"].full_tensor(), grad, (out["y"].full_tensor() != 0).double().sum(0).tanh()]
+    return [out["loss"].detach(), out["y"].full_tensor(), grad]
 
 
 def test_dropout_of_a_sharded_value() -> None:
@@ -160,7 +165,7 @@ def test_dropout_of_a_sharded_value() -> None:
     for rank in range(2):
         assert all(torch.equal(a, b) for a, b in zip(kept[rank], again[rank], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(kept[rank], kept[0], strict=True))
-    _, y, grad, _ = kept[0]
+    _, y, grad = kept[0]
     assert not torch.equal(y[:2], y[2:])
     slope = 1 - torch.tanh(y.sum(1) * 0.1) ** 2
     torch.testing.assert_close(grad, (slope[:, None] * y).sum(0).expand(8, 12), rtol=1e-12, atol=1e-12)
@@ -186,7 +191,7 @@ def peaks(rank: int, kind: str, keep: bool) -> tuple[int, int]:
 
     step()
     gc.collect()
-    return predicted.peak_bytes, measure_peak(step)
+    return predicted.peak_bytes, min(measure_peak(step) for _ in range(5))  # gloo's threads free late at times
 
 
 @pytest.mark.parametrize("kind", ["tensor", "full"])
@@ -237,3 +242,16 @@ def test_buffers_are_updated(keep: bool) -> None:
 def test_a_plan_for_more_devices_than_ranks() -> None:
     with pytest.raises(OptionError, match="torchrun --nproc-per-node 2"):
         RuntimeMesh.create(Mesh((2,)))
+
+
+def unseeded(rank: int) -> tuple[str, list[float]]:
+    torch.manual_seed(rank)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = dropout_module(True)(torch.ones(4, 12, dtype=torch.float64))
+    return str(seen[0].message), [out["loss"].item(), torch.rand(()).item()]
+
+
+def test_generators_that_differ_are_synchronised() -> None:
+    (message, first), (_, second) = run_ranks(2, unseeded)
+    assert "torch.manual_seed" in message and first == second
