@@ -166,8 +166,8 @@ def _reduce_scatter(x: Tensor, axis: str, n: int, dim: int, outer: int) -> Tenso
 
 
 def _all_to_all(x: Tensor, axis: str, n: int, gather_dim: int, gather_outer: int, dim: int, outer: int) -> Tensor:
-    if gather_dim == dim:
-        raise OptionError(f"all_to_all from dim {dim} to itself along {axis!r}: gather and slice instead")
+    if gather_dim == dim:  # another factor of the same dim: pieces of pieces would not be consecutive
+        return _slice(_all_gather(x, axis, n, gather_dim, gather_outer), axis, n, dim, outer)
     pieces = _pieces_first(x, dim, outer, n)
     local = [s // n if d == dim else s for d, s in enumerate(x.shape)]
     split = [local[0]] * n
