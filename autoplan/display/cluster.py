@@ -1,0 +1,82 @@
+"""Clusters as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+
+from autoplan.display.grid import Grid, rich_table
+from autoplan.display.units import format_bytes, format_rate, format_seconds
+from autoplan.hardware import ClusterSpec, Level
+
+
+def clusters_table(clusters: Iterable[ClusterSpec]) -> RenderableType:
+    """One line per cluster."""
+    return rich_table(clusters_grid(clusters))
+
+
+def cluster_tables(cluster: ClusterSpec) -> list[RenderableType]:
+    """One cluster with all its numbers and where each comes from."""
+    return [rich_table(grid) for grid in cluster_grids(cluster)]
+
+
+def clusters_grid(clusters: Iterable[ClusterSpec]) -> Grid:
+    """The list of clusters."""
+    rows = tuple(
+        (
+            c.name,
+            f"{c.nodes} x {c.devices_per_node}" if len(c.levels) > 1 else str(c.n_devices),
+            c.device.name,
+            format_bytes(c.device.memory_bytes),
+            ", ".join(name for name, _ in c.device.flops_per_s),
+            c.description,
+        )
+        for c in clusters
+    )
+    note = "default sizes; --nodes N or --devices N sets another. A path of a TOML file works as well as a name."
+    return Grid("Clusters", ("name", ">devices", "device", ">memory", "dtypes", ""), rows, note=note)
+
+
+def cluster_grids(cluster: ClusterSpec) -> list[Grid]:
+    """Device, rates per dtype, links; each with its source."""
+    d = cluster.device
+    source = dict(d.sources)
+    size = f"{cluster.nodes} x {cluster.devices_per_node}" if len(cluster.levels) > 1 else f"{cluster.n_devices}"
+    device = (
+        ("memory", format_bytes(d.memory_bytes), source.get("memory_bytes", "")),
+        ("reserved", format_bytes(d.reserved_bytes), source.get("reserved_bytes", "")),
+        ("memory rate", format_rate(d.memory_bytes_per_s, "B/s"), source.get("memory_bytes_per_s", "")),
+        ("launch of a kernel", format_seconds(d.kernel_launch_s), source.get("kernel_launch_s", "")),
+        ("matmul efficiency", _range(d.matmul_efficiency.points), source.get("matmul_efficiency", "")),
+        ("memory efficiency", _range(d.memory_efficiency.points), source.get("memory_efficiency", "")),
+        *(
+            (name, format_rate(rate, "flop/s"), source.get(name, source.get("flops_per_s", "")))
+            for name, rate in d.flops_per_s
+        ),
+    )
+    return [
+        Grid(f"{cluster.name}: {cluster.description}", ("", ""), (("devices", size), ("device", d.name))),
+        Grid("Device", ("", ">", "source"), device),
+        *(_level(level) for level in cluster.levels),
+    ]
+
+
+def _level(level: Level) -> Grid:
+    source = dict(level.sources)
+    rows = [
+        ("rate per direction", format_rate(level.bytes_per_s, "B/s"), source.get("bytes_per_s", "")),
+        ("latency", format_seconds(level.latency_s), source.get("latency_s", "")),
+        ("efficiency", f"{level.efficiency:g}", source.get("efficiency", "")),
+    ]
+    rows += [
+        (f"{m.kind} of {m.group_size}", f"{len(m.seconds.points)} points", source.get(m.kind, ""))
+        for m in level.measured
+    ]
+    span = "all devices" if level.devices is None else f"{level.devices} devices"
+    return Grid(f"Links: {level.name} ({span})", ("", ">", "source"), tuple(rows))
+
+
+def _range(points: tuple[tuple[float, float], ...]) -> str:
+    values = [y for _, y in points]
+    return f"{min(values):g} to {max(values):g}"
