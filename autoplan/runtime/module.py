@@ -99,6 +99,8 @@ class ParallelModule(nn.Module):
             return value
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled(self._at.device.type):
+            raise OptionError('autocast is on, but precision is part of the plan: plan with precision="bf16" instead')
         runner = self._runner()
         program = runner.program
         shapes = _piece_shapes(program) if self._inputs == "sharded" else None

@@ -27,6 +27,7 @@ class Runner:
         self.partitioned = partitioned
         self.program = program
         self.at = at
+        self._traced = [v.requires_grad for v in program.values]
         self._forward = load(partitioned.forward, at.context, at.device)
         self._inference = load(partitioned.inference, at.context, at.device)
         backward = partitioned.backward
@@ -43,6 +44,7 @@ class Runner:
         Args:
             inputs: Parameters and buffers as the module holds them, and this rank's pieces of the batch.
         """
+        self._check_trainable(inputs)
         loss = self.partitioned.loss
         trainable = [inputs[i] for i in self.partitioned.gradients]
         if self._backward is None or loss is None or not torch.is_grad_enabled() or not _any_grad(trainable):
@@ -53,6 +55,11 @@ class Runner:
         outputs = call.outputs
         outputs[loss] = result
         return outputs
+
+    def _check_trainable(self, inputs: list[Tensor]) -> None:
+        for x, traced, entry in zip(inputs, self._traced, self.program.inputs, strict=True):
+            if x.requires_grad and not traced and entry.kind == "parameter":
+                raise OptionError(f"{entry.path} requires grad, but did not when the plan was made: plan again")
 
     def forward(self, inputs: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
         """Results, and what backward needs in the order of its arguments."""

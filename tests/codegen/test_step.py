@@ -248,3 +248,14 @@ def test_frozen_parameters_have_no_gradient() -> None:
         p.requires_grad_(False)
     module, emitted, _ = parallel(model, inputs)
     assert emitted.backward is None and not module(**inputs).loss.requires_grad
+
+
+def test_changes_after_planning_are_errors() -> None:
+    model, inputs = gpt2(), batch()
+    model.transformer.wpe.weight.requires_grad_(False)
+    module, _, _ = parallel(model, inputs)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OptionError, match="autocast"):
+        module(**inputs)
+    module.get_parameter("transformer.wpe.weight").requires_grad_(True)
+    with pytest.raises(OptionError, match="transformer.wpe.weight requires grad"):
+        module(**inputs)
