@@ -57,19 +57,26 @@ class Liveness:
         return f"peak {self.peak_bytes / 1e6:.2f} MB in {self.phase} at {self.label} (MB: {parts})"
 
 
-def simulate(partitioned: Partitioned, program: LocalProgram, *, optimizer_states: int = 2) -> Liveness:
+def simulate(
+    partitioned: Partitioned, program: LocalProgram, *, optimizer_states: int = 2, accumulating: bool = False
+) -> Liveness:
     """Peak memory of one step on one device.
 
     Args:
         partitioned: Emitted graphs.
         program: The program they come from.
         optimizer_states: Full-size state tensors per trainable parameter: 2 for AdamW, 1 for SGD with momentum.
+        accumulating: Whether gradients of an earlier backward are there, to which this one's are added.
     """
     step = _Step(program, optimizer_states)
+    if accumulating:
+        values = program.values
+        step.hold([step.new(values[i].untyped_storage().nbytes(), "gradients") for i in partitioned.gradients])
     held = step.forward(partitioned)
     if partitioned.backward is not None:
         step.backward(partitioned, held)
-        step.optimizer(partitioned, optimizer_states)
+        if not accumulating:
+            step.optimizer(partitioned, optimizer_states)
     return step.result()
 
 

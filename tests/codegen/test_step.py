@@ -148,6 +148,23 @@ def test_predicted_peak_is_the_measured_one(name: str, keep: str) -> None:
     assert sum(predicted.parts.values()) == predicted.peak_bytes == max(n for _, n in predicted.timeline)
 
 
+def test_predicted_peak_of_accumulation() -> None:
+    gc.collect()
+    inputs = batch(8, 64)
+    module, emitted, program = parallel(gpt2(), inputs, "matmuls")
+    predicted = simulate(emitted, program, optimizer_states=0, accumulating=True)
+    module(**inputs).loss.backward()
+    own = sum(predicted.parts[k] for k in ("parameters", "inputs")) + module_bytes(module)
+    foreign = measure_peak(lambda: torch.empty(0)) - own
+    assert predicted.peak_bytes == pytest.approx(
+        measure_peak(lambda: module(**inputs).loss.backward()) - foreign, rel=0.01
+    )
+
+
+def module_bytes(module: nn.Module) -> int:
+    return sum(p.nbytes for p in module.parameters())
+
+
 def test_recomputing_takes_less_memory() -> None:
     model, inputs = gpt2(), batch(8, 64)
     peaks = [simulate(*emit(model, inputs, keep)).peak_bytes for keep in ("all", "matmuls")]
