@@ -10,6 +10,8 @@ from autoplan.display.grid import Grid, rich_table
 from autoplan.display.units import format_bytes, format_rate, format_seconds
 from autoplan.hardware import ClusterSpec, Level
 
+_GRANULE = "allocator_granularity_bytes"
+
 
 def clusters_table(clusters: Iterable[ClusterSpec]) -> RenderableType:
     """One line per cluster."""
@@ -46,6 +48,7 @@ def cluster_grids(cluster: ClusterSpec) -> list[Grid]:
     device = (
         ("memory", format_bytes(d.memory_bytes), source.get("memory_bytes", "")),
         ("reserved", format_bytes(d.reserved_bytes), source.get("reserved_bytes", "")),
+        ("allocations round to", format_bytes(d.allocator_granularity_bytes), source.get(_GRANULE, "")),
         ("memory rate", format_rate(d.memory_bytes_per_s, "B/s"), source.get("memory_bytes_per_s", "")),
         ("launch of a kernel", format_seconds(d.kernel_launch_s), source.get("kernel_launch_s", "")),
         ("matmul efficiency", _range(d.matmul_efficiency.points), source.get("matmul_efficiency", "")),
@@ -65,16 +68,17 @@ def cluster_grids(cluster: ClusterSpec) -> list[Grid]:
 def _level(level: Level) -> Grid:
     source = dict(level.sources)
     rows = [
+        ("joins", "all" if level.devices is None else f"{level.devices} devices", source.get("devices", "")),
         ("rate per direction", format_rate(level.bytes_per_s, "B/s"), source.get("bytes_per_s", "")),
         ("latency", format_seconds(level.latency_s), source.get("latency_s", "")),
         ("efficiency", f"{level.efficiency:g}", source.get("efficiency", "")),
+        ("reduce-scatter moves", f"{level.reduce_scatter_factor:g} x", source.get("reduce_scatter_factor", "")),
     ]
     rows += [
         (f"{m.kind} of {m.group_size}", f"{len(m.seconds.points)} points", source.get(m.kind, ""))
         for m in level.measured
     ]
-    span = "all devices" if level.devices is None else f"{level.devices} devices"
-    return Grid(f"Links: {level.name} ({span})", ("", ">", "source"), tuple(rows))
+    return Grid(f"Links: {level.name}", ("", ">", "source"), tuple(rows))
 
 
 def _range(points: tuple[tuple[float, float], ...]) -> str:

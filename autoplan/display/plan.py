@@ -143,8 +143,11 @@ def _breakdown(plan: Plan) -> Iterable[tuple[str, str, str]]:
 
 
 def _label(key: str) -> str:
-    """``forward_compute_s`` -> ``forward compute``; ``parameter_bytes`` -> ``parameter memory``."""
-    return key.removesuffix("_s").replace("_bytes", "_memory").replace("_", " ")
+    """``forward_compute_s`` -> ``time: forward compute``; ``parameters_bytes`` -> ``memory: parameters``."""
+    for suffix, kind in (("_s", "time: "), ("_bytes", "memory: ")):
+        if key.endswith(suffix):
+            return kind + key.removesuffix(suffix).replace("_", " ")
+    return key.replace("_", " ")
 
 
 def _amount(key: str, value: float) -> str:

@@ -6,8 +6,8 @@ import re
 
 from autoplan.errors import OptionError
 
-_POWERS: dict[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(e\d+)?\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_POWERS: dict[str, int] = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)(e\d+)?\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:

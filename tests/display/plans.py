@@ -33,7 +33,7 @@ def make_plan(*, layers: int = 12, recomputed: int = 12, cap: int = 40_000_000_0
         ops |= layer(i, recompute=i < recomputed)
         inputs[f"transformer.h.{i}.mlp.c_fc.weight"] = place("R,S(1)")
         inputs[f"transformer.h.{i}.mlp.c_fc.bias"] = place("R,S(0)" if i % 2 else "R,R")
-    return Plan(
+    plan = Plan(
         model="GPT2LMHeadModel",
         graph_fingerprint="0123456789abcdef",
         cluster="a100-8x",
@@ -57,3 +57,4 @@ def make_plan(*, layers: int = 12, recomputed: int = 12, cap: int = 40_000_000_0
         replicated={"mylib.<magic>.default": 2},
         source={"model": "train.py:build", "batch": 8, "seq": 512},
     )  # fmt: skip
+    return Plan.from_json(plan.to_json())  # as it is after a round trip: keep_gathered is written out

@@ -1,0 +1,172 @@
+"""What tables say of plans, profiles and clusters, on terminals and in notebooks."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console, RenderableType
+
+from autoplan.display import (
+    cluster_tables,
+    clusters_table,
+    compare_html,
+    compare_tables,
+    memory_svg,
+    plan_html,
+    plan_tables,
+    profile_html,
+    profile_tables,
+)
+from autoplan.hardware import known_clusters, load_cluster
+from autoplan.profiler import OpCost, Profile
+from tests.display.plans import make_plan
+
+
+def text(tables: Iterable[RenderableType], width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in tables:
+        console.print(table)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    return re.sub(r" +", " ", out)
+
+
+def make_profile() -> Profile:
+    nodes = tuple(
+        OpCost(f"h.{i}.mlp:aten.linear#0", "linear", f"h.{i}.mlp", 10**9, 2 * 10**9, 100, 200, 1e-3, 2e-3, 4096, False)
+        for i in range(3)
+    )
+    return Profile(
+        model="Tiny<b>",
+        cluster="a100-8x",
+        device="A100",
+        forward_flops=3 * 10**9,
+        backward_flops=6 * 10**9,
+        parameter_bytes=10**6,
+        gradient_bytes=10**6,
+        optimizer_bytes=2 * 10**6,
+        input_bytes=10,
+        saved_activation_bytes=3 * 4096,
+        peak_bytes={"forward": 3 * 10**6, "backward": 4 * 10**6, "step": 5 * 10**6},
+        step_time_s=0.01,
+        optimizer_s=0.001,
+        memory_bytes=80 * 10**9,
+        nodes=nodes,
+        unknown_ops={"mylib.magic.default": 2},
+        notes=("attention was traced with an explicit mask",),
+    )
+
+
+class Checker(HTMLParser):
+    """Well-formed: everything that opens closes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check(html: str) -> set[str]:
+    parser = Checker()
+    parser.feed(html)
+    assert parser.open == []
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)  # needs nothing else
+    return parser.seen
+
+
+def test_plan_tables_say_what_was_decided() -> None:
+    out = text(plan_tables(make_plan(recomputed=8)))
+    for part in (
+        "Plan for GPT2LMHeadModel", "a100-8x, 8 devices", "d0=2 x d1=4", "12.3 ms", "31.5 GB of 40 GB (78.8 %)",
+        "24 of 60 ops", "0.05 %", "*.c_fc.weight = R,S(1)", "transformer.h.*.mlp.c_fc.weight R,S(1) 12",
+        "transformer.h.{0-7}.mlp.act 2 mul, tanh 8", "mylib.<magic>.default 2", "input_ids S(0),R 1",
+        "transformer.h.*.mlp.c_fc addmm R,S(0) S(0),R R,S(1) S(0),S(1) keeps gathered 12",
+        "transformer.h.{8-11}.mlp.act tanh", "time: recompute 1 ms 8.13 %", "train.py:build batch=8 seq=512",
+    ):  # fmt: skip
+        assert part in out, part
+
+
+def test_ops_can_be_left_out() -> None:
+    out = text(plan_tables(make_plan(), ops=False))
+    assert "addmm" not in out
+    assert "Recomputed in backward" in out
+
+
+def test_an_empty_plan_prints() -> None:
+    plan = make_plan(layers=0).replace(peak_bytes=(), breakdown={}, replicated={}, cap_bytes=0, inputs={}, source={})
+    assert "Plan for" in text(plan_tables(plan))
+    check(plan_html(plan))
+
+
+def test_long_lines_fold_and_nothing_is_cut() -> None:
+    out = text(plan_tables(make_plan()), width=60)
+    assert "…" not in out
+
+
+def test_plan_html_is_self_contained_and_escaped() -> None:
+    html = plan_html(make_plan())
+    assert {"table", "svg", "details"} <= check(html)
+    assert "<magic>" not in html
+    assert "&lt;magic&gt;" in html
+    assert make_plan()._repr_html_() == html
+
+
+def test_compare_shows_what_changes_and_nothing_else() -> None:
+    before, after = make_plan(recomputed=0), make_plan(recomputed=8, cap=20_000_000_000, time_s=0.015)
+    out = text(compare_tables(before, after, names=("40 GB", "20 GB")))
+    assert "step time 12.3 ms 15 ms" in out
+    assert "transformer.h.{0-7}.mlp.act:aten.mul#0 keep recompute 8" in out
+    assert "Placements" not in out
+    assert "cluster" not in out
+    check(compare_html(before, after))
+    assert "the summaries are equal" in text(compare_tables(before, before))
+
+
+def test_profile_tables_collapse_equal_layers() -> None:
+    out = text(profile_tables(make_profile()))
+    assert "h.*.mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "mylib.magic.default 2" in out
+    assert "explicit mask" in out
+    assert "h.*.mlp" not in text(profile_tables(make_profile(), depth=1))
+    html = make_profile()._repr_html_()
+    assert html == profile_html(make_profile())
+    assert {"table", "svg"} <= check(html)
+    assert "Tiny<b>" not in html
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_every_number_of_a_cluster_has_its_source(name: str) -> None:
+    spec = load_cluster(name)
+    assert name in text([clusters_table([spec])])
+    out = " ".join(text(cluster_tables(spec), width=1000).split())
+    for _, source in (*spec.device.sources, *(s for level in spec.levels for s in level.sources)):
+        assert " ".join(source.split()) in out
+
+
+def test_memory_svg_marks_the_cap() -> None:
+    fits = ElementTree.fromstring(memory_svg({"weights": 4e9, "saved": 2e9, "none": 0.0}, 10e9))
+    words = "".join(fits.itertext())
+    assert "60.0 % of the cap" in words
+    assert "cap 10 GB" in words
+    assert "none" not in words
+    rects = [r for r in fits.iter("{http://www.w3.org/2000/svg}rect") if len(r)]
+    assert float(rects[0].attrib["width"]) == pytest.approx(2 * float(rects[1].attrib["width"]), rel=1e-2)
+    over = memory_svg({"weights": 12e9}, 10e9)
+    assert "#d62728" in over
+    assert float(re.findall(r'width="([\d.]+)" height="26"', over)[0]) < 710
+    ElementTree.fromstring(memory_svg({}, 0))
+    ElementTree.fromstring(memory_svg({f"a <{i}>": 1e9 for i in range(20)}))
