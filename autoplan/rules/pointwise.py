@@ -52,6 +52,7 @@ def _mul(v: OpView) -> OpRule:
 def _div(v: OpView) -> OpRule:
     if len(v.ins) == 1:
         scaled = hasattr(v.op.args[0], "value") and not hasattr(v.op.args[1], "value")
+        scaled &= v.op.arg(2, "rounding_mode") is None
         return pointwise(v, linear=scaled, operands=() if scaled else (0,))
     return pointwise(v, operands=(0, 1) if v.ins[1].requires_grad else (1,))
 

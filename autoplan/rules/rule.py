@@ -132,11 +132,17 @@ def register_rule(*names: str) -> Callable[[RuleFn], RuleFn]:
 
 def rule_of(op: Op, graph: OpGraph) -> OpRule:
     """The rule of one op in its graph; ops without one get ``OpRule(known=False)``."""
-    fn = _RULES.get(op.name)
+    fn = _RULES.get(rule_name(op))
     if fn is None:
         n = len(op.inputs)
         return OpRule(known=False, saved_operands=tuple(range(n)), saved_results=tuple(range(len(op.outputs))))
     return fn(OpView.of(op, graph))
+
+
+def rule_name(op: Op) -> str:
+    """Name under which an op's rule is registered: ``linear``, and for custom ops ``library::name``."""
+    library = op.target.split(".")[0]
+    return op.name if library in ("aten", "prims") else f"{library}::{op.name}"
 
 
 def known_ops() -> tuple[str, ...]:

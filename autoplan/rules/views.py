@@ -11,6 +11,8 @@ def _moved(links: list[Link], *, view: bool = True) -> OpRule:
 
 @register_rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
 def _reshape(v: OpView) -> OpRule:
+    if v.op.target == "aten.view.dtype":  # the same bits as other numbers
+        return OpRule(known=False, view=True)
     groups = group_dims(v.ins[0].shape, v.outs[0].shape)
     return _moved([Link((Span(0, a),), (Span(0, b),)) for a, b in groups])
 
@@ -25,8 +27,10 @@ def _permute(v: OpView) -> OpRule:
     elif v.op.name == "t":
         order.reverse()
     elif v.op.name == "movedim":
-        source, target = v.dim(v.op.args[1]), v.dim(v.op.args[2])
-        order.insert(target, order.pop(source))
+        sources, targets = (a if isinstance(a, tuple) else (a,) for a in v.op.args[1:3])
+        moved = {v.dim(t): v.dim(s) for s, t in zip(sources, targets, strict=True)}
+        left = iter(d for d in order if d not in moved.values())
+        order = [moved[d] if d in moved else next(left) for d in order]
     else:
         a, b = v.dim(v.op.args[1]), v.dim(v.op.args[2])
         order[a], order[b] = b, a
@@ -55,10 +59,16 @@ def _whole_dim(v: OpView) -> OpRule:
         dim = v.dim(v.op.arg(1, "dim", 0))
         pairs = [(d, d - (d > dim)) for d in range(x.rank) if d != dim]
     elif name in ("roll", "flip"):
-        dims = v.op.args[-1]
+        dims = v.op.arg(2, "dims") if name == "roll" else v.op.arg(1, "dims")
         touched = {v.dim(d) for d in dims} if isinstance(dims, tuple) and dims else set(range(x.rank))
         pairs = [(d, d) for d in range(x.rank) if d not in touched]
-    else:
+    elif name in ("pad", "constant_pad_nd"):
+        pads = v.op.args[1] if isinstance(v.op.args[1], tuple) else ()
+        touched = {x.rank - 1 - i // 2 for i, n in enumerate(pads) if n}  # the last dim comes first
+        pairs = [(d, d) for d in range(x.rank) if d not in touched]
+    elif name == "narrow":
+        pairs = [(d, d) for d in range(x.rank) if d != v.dim(v.op.arg(1, "dim"))]
+    else:  # a slice that takes the whole dim
         pairs = [(d, d) for d in range(x.rank) if x.shape[d] == out.shape[d]]
     rule = _moved([same((0, a), to=[(0, b)]) for a, b in pairs], view=name in ("slice", "narrow", "select"))
     constant = name in ("pad", "constant_pad_nd") and v.op.args[-1] not in (0, 0.0, None)

@@ -182,6 +182,8 @@ class _Builder:
         name = target.split(".")[1] if target.count(".") else target
         if name in _IGNORED:
             return
+        if target == "aten.view.dtype":
+            raise UnsupportedOpError(f"a view as another dtype cannot be represented yet{self.where(node)}")
         if not target.startswith(("aten.", "prims.")) and "::" not in str(getattr(node.target, "_schema", "")):
             raise UnsupportedOpError(f"{target} cannot be represented yet{self.where(node)}")
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None

@@ -366,6 +366,11 @@ def test_higher_order_ops_are_named() -> None:
         trace(Lambda(forward), x())
 
 
+def test_views_as_another_dtype_are_named() -> None:
+    with pytest.raises(UnsupportedOpError, match="view as another dtype"):
+        trace(Lambda(lambda s, a: s.lin(a).view(torch.int32)), x())
+
+
 def test_a_model_that_cannot_be_copied() -> None:
     model = nn.Linear(4, 4)
     model.extra = model.weight * 2  # not a leaf: deepcopy refuses it
