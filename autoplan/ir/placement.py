@@ -209,9 +209,13 @@ def local_shape(shape: Sequence[int], placement: Placement, mesh: Mesh) -> tuple
         OptionError: A sharded dim does not exist or does not divide evenly.
     """
     out = list(shape)
+    parts: dict[Shard, int] = {}  # devices along all axes that cut the same factor
     for n, p in zip(mesh.shape, placement, strict=True):
         if isinstance(p, Shard):
-            if p.dim >= len(out) or out[p.dim] % n or shape[p.dim] % p.outer or (shape[p.dim] // p.outer) % n:
-                raise OptionError(f"{p} over {n} devices does not divide a tensor of shape {tuple(shape)} evenly")
-            out[p.dim] //= n
+            parts[p] = parts.get(p, 1) * n
+    for p, n in parts.items():
+        inner = [q.outer for q in parts if q.dim == p.dim and q.outer > p.outer]
+        if p.dim >= len(out) or shape[p.dim] % (p.outer * n) or any(outer % (p.outer * n) for outer in inner):
+            raise OptionError(f"{p} over {n} devices does not divide a tensor of shape {tuple(shape)} evenly")
+        out[p.dim] //= n
     return tuple(out)

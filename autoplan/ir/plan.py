@@ -6,6 +6,7 @@ by names that survive re-tracing: parameter paths, input paths and op keys (modu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -59,8 +60,8 @@ class PlanOptions:
             raise OptionError("give nodes or devices, not both")
         for what in ("nodes", "devices", "memory_bytes"):
             n = getattr(self, what)
-            if n is not None and n < 1:
-                raise OptionError(f"{what} must be at least 1, got {n}")
+            if n is not None and (not isinstance(n, int) or n < 1):
+                raise OptionError(f"{what} must be at least 1, got {n!r}")
 
     def to_json(self) -> dict[str, Any]:
         """JSON with the defaults left out."""
@@ -84,6 +85,8 @@ class PlanOptions:
         unknown = set(data) - known
         if unknown:
             raise OptionError(f"unknown plan options {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
+        if not isinstance(data.get("pins", {}), Mapping) or not isinstance(data.get("remat", True), bool):
+            raise OptionError("plan options: 'pins' is a mapping of globs to placements, 'remat' is true or false")
         mesh = data.get("mesh")
         return cls(**{**data, "mesh": None if mesh is None else mesh_from(mesh)})
 
@@ -255,7 +258,7 @@ class Plan:
                 peak_bytes=tuple(data["peak_bytes"]),
                 options=PlanOptions.from_json(data["options"]),
                 inputs={k: Placement.parse(p, mesh) for k, p in data["inputs"].items()},
-                stages=tuple(StagePlan({k: _op_from(o, mesh) for k, o in s["ops"].items()}) for s in data["stages"]),
+                stages=tuple(StagePlan({k: _op_from(k, o, mesh) for k, o in s["ops"].items()}) for s in data["stages"]),
                 **{k: data[k] for k in plain},
             )
         except (KeyError, TypeError, AttributeError, ValueError) as e:
@@ -269,6 +272,8 @@ class Plan:
             temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
             temporary.replace(target)
         except OSError as e:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise OptionError(f"cannot write the plan to {target}: {e.strerror or e}") from e
 
     @classmethod
@@ -287,7 +292,10 @@ class Plan:
             data = json.loads(text)
         except json.JSONDecodeError as e:
             raise PlanMismatchError(f"{path}: not a plan file (JSON line {e.lineno}: {e.msg})") from e
-        return cls.from_json(data)
+        try:
+            return cls.from_json(data)
+        except (PlanMismatchError, OptionError) as e:
+            raise type(e)(f"{path}: {e}") from e
 
     def _repr_html_(self) -> str:
         from autoplan.display import plan_html  # display stands above ir; only for notebooks
@@ -325,10 +333,12 @@ def _op_json(op: OpPlan) -> dict[str, Any]:
     return out
 
 
-def _op_from(data: Mapping[str, Any], mesh: Mesh) -> OpPlan:
+def _op_from(key: str, data: Mapping[str, Any], mesh: Mesh) -> OpPlan:
     remat = data.get("remat", "keep")
     if remat not in ("keep", "recompute"):
         raise OptionError(f"remat {remat!r} is neither 'keep' nor 'recompute'")
     operands = tuple(Placement.parse(p, mesh) for p in data["in"])
     kept = tuple(bool(k) for k in data.get("keep_gathered", [0] * len(operands)))
+    if len(kept) != len(operands):
+        raise PlanMismatchError(f"op {key!r} has {len(operands)} operands, but {len(kept)} entries of keep_gathered")
     return OpPlan(operands, tuple(Placement.parse(p, mesh) for p in data["out"]), remat, kept)

@@ -5,15 +5,16 @@ A step is a plain tuple, as it stands in emitted code (axis sizes of 1 give no s
     ("slice", axis, n, dim, outer)              R -> S    no communication
     ("mask", axis, n)                           R -> P    no communication; coordinate 0 keeps the value
     ("reduce_scatter", axis, n, dim, outer)     P -> S
-    ("all_to_all", axis, n, gather_dim, gather_outer, shard_dim, shard_outer)   S -> S
+    ("all_to_all", axis, n, gather_dim, gather_outer, shard_dim, shard_outer)   S -> S of another dim
     ("all_reduce", axis, n)                     P -> R
     ("all_gather", axis, n, dim, outer)         S -> R
 
+Between two factors of one dim an axis gathers and slices.
 `outer` here counts blocks of the *local* tensor (what the other axes have cut before the factor is divided out).
 Steps run in the order of the list above, which keeps tensors small: what costs nothing and shrinks comes first, what
 grows comes last. Where several axes cut one factor the earlier axis is the more significant, so an axis can be sliced
-last and gathered first only; a pair of placements that this order cannot connect has no redistribution (None), and the
-planner does not offer it.
+last and gathered first only; a pair of placements that this order cannot connect goes by way of replication along the
+axes concerned.
 """
 
 from __future__ import annotations
@@ -81,6 +82,27 @@ def redistribute(
         mesh: Axis sizes.
         axes: Axis names, for the steps.
     """
+    direct = _direct(numel, have, want, mesh, axes)
+    if direct is not None:
+        return direct
+    middle = _middle(have, want)
+    first = _direct(numel, have, middle, mesh, axes)
+    second = _direct(numel, middle, want, mesh, axes)
+    return None if first is None or second is None else first + second
+
+
+def _middle(have: Codes, want: Codes) -> Codes:
+    """Replicated along every axis that moves, and along every axis that shares a factor with one that does."""
+    touched = {c for h, w in zip(have, want, strict=True) if h != w for c in (h, w)}
+    return tuple(
+        h if h == w and not (isinstance(h, tuple) and h in touched) else "R" for h, w in zip(have, want, strict=True)
+    )
+
+
+def _direct(
+    numel: int, have: Codes, want: Codes, mesh: tuple[int, ...], axes: tuple[str, ...]
+) -> tuple[SizedStep, ...] | None:
+    """Steps in the one order, or None where that order cannot connect the two."""
     if have == want:
         return ()
     state = list(have)
@@ -114,7 +136,12 @@ def redistribute(
                 return None
             before = _local_outer(state, a, h, mesh)
             state[a] = "R"
-            emit(a, "all_to_all", size, h[0], before, w[0], _local_outer(state, a, w, mesh))
+            after = _local_outer(state, a, w, mesh)
+            if h[0] == w[0]:  # another factor of the same dim: pieces would have to be exchanged within blocks
+                emit(a, "all_gather", size * mesh[a], h[0], before)
+                emit(a, "slice", 0, w[0], after)
+            else:
+                emit(a, "all_to_all", size, h[0], before, w[0], after)
     for a in todo:
         if have[a] == "P" and want[a] == "R":
             emit(a, "all_reduce", size)
@@ -129,22 +156,6 @@ def redistribute(
         if have[a] == "R" and want[a] == "P":
             emit(a, "mask", 0)
     return tuple(steps) if tuple(state) == want else None
-
-
-def gradient_steps(
-    numel: int, have: Codes, want: Codes, grad: Codes, mesh: tuple[int, ...], axes: tuple[str, ...]
-) -> tuple[SizedStep, ...] | None:
-    """Steps that bring the gradient of a redistributed value home.
-
-    Args:
-        numel: Elements of the whole tensor.
-        have: Placement of the value at its producer.
-        want: Placement its consumer read.
-        grad: Placement in which the consumer leaves the gradient (`consumer_gradient`).
-        mesh: Axis sizes.
-        axes: Axis names.
-    """
-    return redistribute(numel, grad, producer_gradient(have), mesh, axes)
 
 
 def producer_gradient(have: Codes) -> Codes:
