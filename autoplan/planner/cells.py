@@ -3,11 +3,11 @@
 Contraction rules, in program order:
 
 * ops that depend on nothing but constants form one cell of their own, which is replicated;
-* a view, or a cast or copy of a value nobody else reads, joins the cell that made the value, so that a cell ends in the
-  placement that its consumers see;
-* a pointwise op or cheap reduction joins a pointwise cell if its other operands come from cells before that cell: a norm
-  written out as pow/mean/rsqrt/mul is one cell. A residual sum closes its cell, so that the stream and the norm that
-  reads it can be kept or recomputed separately;
+* a view, or a cast or copy of a value nobody else reads, joins the cell that made the value, so that a cell ends in
+  the placement that its consumers see;
+* a pointwise op or cheap reduction joins a pointwise cell if its other operands come from cells before that cell: a
+  norm written out as pow/mean/rsqrt/mul is one cell. A residual sum closes its cell, so that the stream and the norm
+  that reads it can be kept or recomputed separately;
 * every other op opens a cell.
 """
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from autoplan.ir import Op, OpGraph
 from autoplan.rules import OpRule
-
 
 _COPIES = {"to", "_to_copy", "contiguous", "clone", "type_as"}
 
@@ -111,9 +110,6 @@ def _cell(graph: OpGraph, ops: list[Op], constant: bool = False) -> Cell:
     made = {o for op in ops for o in op.outputs}
     ext = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in made))
     exports = tuple(
-        o
-        for op in ops
-        for o in op.outputs
-        if o in graph.outputs or any(c.key not in keys for c in graph.consumers[o])
+        o for op in ops for o in op.outputs if o in graph.outputs or any(c.key not in keys for c in graph.consumers[o])
     )
     return Cell(tuple(ops), ext, exports, constant)

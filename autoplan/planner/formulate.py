@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from autoplan_solver import Problem, ProblemBuilder
 
 from autoplan.ir import OpGraph
 from autoplan.planner.network import Edge, Network
 from autoplan.planner.options import In, Option, Out, cell_options, fan_options, input_options
 from autoplan.planner.pricing import Prices
 from autoplan.rules.redistribute import Codes
+from autoplan_solver import Problem, ProblemBuilder
 
 MEMORY = "memory"
 
@@ -91,9 +91,7 @@ class Evaluation:
     kept: Mapping[tuple[int, int], bool]
 
 
-def node_options(
-    net: Network, prices: Prices, pins: Mapping[str, Codes], *, remat: bool
-) -> dict[int, list[Option]]:
+def node_options(net: Network, prices: Prices, pins: Mapping[str, Codes], *, remat: bool) -> dict[int, list[Option]]:
     """Options of every node that stands for itself; the loss is brought home whole, other outputs as they lie."""
     graph = prices.graph
     out: dict[int, list[Option]] = {}
@@ -136,11 +134,9 @@ def crossings(value: str, a: Out, b: In, prices: Prices, graph: OpGraph) -> list
     forward = prices.move(value, a.codes, b.codes)
     if forward is None:
         return []
-    backward: float | None = 0.0
-    if graph.values[value].requires_grad:
-        backward = prices.move(value, b.gradient, a.gradient)
-        if backward is None:
-            return []
+    backward = prices.move(value, b.gradient, a.gradient) if graph.values[value].requires_grad else 0.0
+    if backward is None:
+        return []
     if a.codes == b.codes:
         return [] if b.needed and not a.available else [Crossing(backward, 0, False)]
     if not b.needed:
@@ -221,9 +217,7 @@ def _edge_rows(
 
 def decode(form: Formulation, solution: np.ndarray) -> Assignment:
     """Option per node of the unfolded network: what its standing node chose."""
-    chosen = {
-        k: int(np.argmax(solution[form.x[k] : form.x[k] + len(mine)])) for k, mine in form.options.items()
-    }
+    chosen = {k: int(np.argmax(solution[form.x[k] : form.x[k] + len(mine)])) for k, mine in form.options.items()}
     return Assignment({n: chosen[k] for n, k in enumerate(form.network.cls)})
 
 
@@ -234,7 +228,11 @@ def evaluate(
     assignment: Mapping[int, int],
     multiplier: float = 0.0,
 ) -> Evaluation | None:
-    """Prices an assignment edge by edge; copies are kept where ``cost + multiplier·bytes`` is less. None: impossible."""
+    """Prices an assignment edge by edge; a copy is kept where ``cost + multiplier·bytes`` is less.
+
+    Returns:
+        None where some edge cannot connect what its ends chose.
+    """
     compute = again = moved = 0.0
     size = state = 0
     kept: dict[tuple[int, int], bool] = {}

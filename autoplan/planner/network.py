@@ -212,23 +212,21 @@ def _match_blocks(
                     return None
                 own[block, position, slot] = e.source
 
-    def relative(e: Edge, block: int) -> object:
+    def relative(e: Edge, block: int) -> tuple[object, ...]:
         if e.source in place:
             b, position = place[e.source]
             return block - b, position, e.port
-        return "outside"
+        return ("outside", net.nodes[e.source].name if block else None)
 
     for position in range(period):
         for slot in incoming.get(cells[position], {}):
-            kinds = []
+            kinds: list[tuple[object, ...]] = []
             for block in range(count):
                 n = cells[block * period + position]
                 e = incoming[n][slot]
                 if (block, position, slot) in own:
                     spec = graph.values[net.nodes[e.source].value]
                     kinds.append(("own", spec.shape, spec.dtype, spec.requires_grad))
-                elif relative(e, block) == "outside":
-                    kinds.append(("outside", net.nodes[e.source].name if block else None))
                 else:
                     kinds.append(relative(e, block))
             steady = kinds[1:]
@@ -237,13 +235,12 @@ def _match_blocks(
                 return None
     fans_at: dict[tuple[int, int], int] = {place[f]: f for f in fan_nodes}
     groups = [[cells[b * period + p] for b in range(count)] for p in range(period)]
-    for (b, position), f in sorted(fans_at.items()):
+    for b, position in sorted(fans_at):
         if b == 0:
             group = [fans_at.get((k, position)) for k in range(count)]
             if None in group:
                 continue  # the last block's stream feeds other readers: those fans stand for themselves
             groups.append([g for g in group if g is not None])
-        del f
     for (b, position, slot), _ in sorted(own.items()):
         if b == 0:
             groups.append([own[k, position, slot] for k in range(count)])

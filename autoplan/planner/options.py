@@ -82,7 +82,6 @@ def input_options(value: str, kind: str, prices: Prices, pinned: Codes | None) -
     """Options of a graph input: its stored placements."""
     mesh = prices.mesh.shape
     sizes = dict(prices.table.sizes[value])
-    trainable = prices.graph.values[value].requires_grad
     if pinned is not None:
         candidates: Iterator[Codes] = iter([pinned])
     elif kind == "buffer":
@@ -97,7 +96,8 @@ def input_options(value: str, kind: str, prices: Prices, pinned: Codes | None) -
     for codes in candidates:
         if pinned is not None or (divides(codes, sizes, mesh) and _storable(codes)):
             size = prices.state_bytes(value, codes) if kind == "parameter" else prices.local_bytes(value, codes)
-            out.append(Option((Out(codes, True, codes if trainable else codes),), (), 0.0, size))
+            update = prices.update_time(value, codes) if kind == "parameter" else 0.0
+            out.append(Option((Out(codes, True, codes),), (), update, size))
     return out
 
 
@@ -264,9 +264,7 @@ def _with_states(
 
     def option(state: str, available: bool, size: int, read: set[str] | None, again: float) -> Option:
         outs = tuple(Out(codes[v], available, producer_gradient(codes[v])) for v in cell.exports)
-        ins = tuple(
-            In(codes[v], consumer_gradient(codes[v], graded[v]), read is None or v in read) for v in cell.ext
-        )
+        ins = tuple(In(codes[v], consumer_gradient(codes[v], graded[v]), read is None or v in read) for v in cell.ext)
         return Option(outs, ins, forward + backward + again, size, state, choices, again)
 
     if needs.only_views:

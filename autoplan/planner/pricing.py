@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoplan.hardware import AxisGroup, ClusterSpec, axis_groups, collective_s, op_s
+from autoplan.hardware import AxisGroup, ClusterSpec, axis_groups, collective_s, memory_s, op_s
 from autoplan.ir import Mesh, Op, OpGraph
 from autoplan.ir.plan import OPTIMIZERS
 from autoplan.ir.tensor import DTYPE_BYTES
 from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops
 from autoplan.rules import FactorTable
-from autoplan.rules.redistribute import Codes, local_numel, redistribute
+from autoplan.rules.redistribute import Codes, direct_steps, local_numel
 
 _FREE = {"slice", "mask"}
 
@@ -53,6 +53,13 @@ class Prices:
         copies = 2 + OPTIMIZERS[self.optimizer] if spec.requires_grad else 1
         return copies * self.local_bytes(value, codes)
 
+    def update_time(self, value: str, codes: Codes) -> float:
+        """Seconds of the optimizer's update of a parameter piece: read all, write all but the gradient."""
+        if not self.graph.values[value].requires_grad or self.optimizer == "none":
+            return 0.0
+        passes = 3 + 2 * OPTIMIZERS[self.optimizer]
+        return memory_s(self.cluster.device, passes * self.local_bytes(value, codes))
+
     def op_time(
         self, op: Op, ins: Sequence[Codes], outs: Sequence[Codes], sharded: Sequence[bool]
     ) -> tuple[float, float]:
@@ -88,7 +95,7 @@ class Prices:
         itemsize = DTYPE_BYTES[spec.dtype]
         key = (spec.numel, itemsize, have, want)
         if key not in self._moves:
-            steps = redistribute(spec.numel, have, want, self.mesh.shape, self.mesh.axes)
+            steps = direct_steps(spec.numel, have, want, self.mesh.shape, self.mesh.axes)
             self._moves[key] = (
                 None
                 if steps is None

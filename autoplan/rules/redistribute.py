@@ -82,12 +82,12 @@ def redistribute(
         mesh: Axis sizes.
         axes: Axis names, for the steps.
     """
-    direct = _direct(numel, have, want, mesh, axes)
-    if direct is not None:
-        return direct
+    one_way = direct_steps(numel, have, want, mesh, axes)
+    if one_way is not None:
+        return one_way
     middle = _middle(have, want)
-    first = _direct(numel, have, middle, mesh, axes)
-    second = _direct(numel, middle, want, mesh, axes)
+    first = direct_steps(numel, have, middle, mesh, axes)
+    second = direct_steps(numel, middle, want, mesh, axes)
     return None if first is None or second is None else first + second
 
 
@@ -99,10 +99,15 @@ def _middle(have: Codes, want: Codes) -> Codes:
     )
 
 
-def _direct(
+@lru_cache(maxsize=1_000_000)
+def direct_steps(
     numel: int, have: Codes, want: Codes, mesh: tuple[int, ...], axes: tuple[str, ...]
 ) -> tuple[SizedStep, ...] | None:
-    """Steps in the one order, or None where that order cannot connect the two."""
+    """Steps in the one order of this module, or None where that order cannot connect the two.
+
+    The planner offers only these: going by way of replication is open to it as two edges, and a third of the pairs
+    less keeps the problem small.
+    """
     if have == want:
         return ()
     state = list(have)

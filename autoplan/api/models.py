@@ -1,0 +1,100 @@
+"""Loading models by name: ``file.py:function``, ``package.module:function``, or a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoplan.errors import OptionError
+
+
+def load_model(spec: str, *, batch: int | None = None, seq: int | None = None) -> tuple[nn.Module, Any]:
+    """Loads ``(model, example inputs)``.
+
+    Args:
+        spec: ``file.py:function`` or ``package.module:function``, a callable that returns both; or the path of a
+            Hugging Face ``config.json``, built without weights on the meta device.
+        batch: Sequences per step, for a ``config.json``.
+        seq: Tokens per sequence, for a ``config.json``.
+
+    Raises:
+        OptionError: No such file, module or function, or it returns something else.
+    """
+    if spec.endswith(".json") or (Path(spec).is_dir() and (Path(spec) / "config.json").exists()):
+        path = Path(spec)
+        return _from_config(path / "config.json" if path.is_dir() else path, batch, seq)
+    where, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise OptionError(
+            f"{spec!r} is no model: give file.py:function, package.module:function or the path of a config.json"
+        )
+    module = _module(where)
+    fn = getattr(module, name, None)
+    if not callable(fn):
+        raise OptionError(f"{where} has no function {name!r}")
+    made = fn()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise OptionError(f"{spec} must return (model, example_inputs), but returned {type(made).__name__}")
+    return made[0], made[1]
+
+
+def _module(where: str) -> Any:
+    if not where.endswith(".py"):
+        try:
+            return importlib.import_module(where)
+        except ImportError as e:
+            raise OptionError(f"cannot import {where!r}: {e}") from e
+    path = Path(where)
+    if not path.is_file():
+        raise OptionError(f"there is no file {where}")
+    spec = importlib.util.spec_from_file_location(f"autoplan_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{where} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as e:
+        raise OptionError(f"cannot load {where}: {type(e).__name__}: {e}") from e
+    return module
+
+
+def _from_config(path: Path, batch: int | None, seq: int | None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    if batch is None or seq is None:
+        raise OptionError(f"{path}: a config.json needs --batch and --seq, the sizes of a training step")
+    if batch < 1 or seq < 1:
+        raise OptionError(f"--batch {batch} --seq {seq}: both must be at least 1")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise OptionError(f"cannot read {path}: {e.strerror or e}") from e
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise OptionError(f"{path} is not JSON: {e}") from e
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise OptionError(f"{path} is not a Hugging Face config: it has no 'model_type'")
+    try:
+        import transformers
+    except ImportError as e:
+        raise OptionError("a config.json needs the package transformers: pip install transformers") from e
+    transformers.logging.set_verbosity_error()
+    kind = data.pop("model_type")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **data)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise OptionError(f"{path}: no causal language model can be built for model type {kind!r}: {e}") from e
+    limit = getattr(config, "max_position_embeddings", None)
+    if isinstance(limit, int) and seq > limit:
+        raise OptionError(f"--seq {seq} is longer than the {limit} positions of {path}")
+    ids = torch.zeros(batch, seq, dtype=torch.int64, device="meta")
+    return model.train(), {"input_ids": ids, "labels": ids}
