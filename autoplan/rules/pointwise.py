@@ -53,17 +53,17 @@ def _div(v: OpView) -> OpRule:
     if len(v.ins) == 1:
         scaled = hasattr(v.op.args[0], "value") and not hasattr(v.op.args[1], "value")
         scaled &= v.op.arg(2, "rounding_mode") is None
-        return pointwise(v, linear=scaled, operands=() if scaled else (0,))
+        rounded = v.op.arg(2, "rounding_mode") is not None
+        return pointwise(v, linear=scaled, operands=() if scaled or rounded else (0,))
     return pointwise(v, operands=(0, 1) if v.ins[1].requires_grad else (1,))
 
 
-@register_rule("tanh", "sigmoid", "exp", "rsqrt", "sqrt", "reciprocal", "relu")
+@register_rule("tanh", "sigmoid", "exp", "rsqrt", "sqrt", "reciprocal", "relu", "expm1")
 def _by_result(v: OpView) -> OpRule:
     return pointwise(v, results=(0,))
 
 
 @register_rule(
-    "pow",
     "gelu",
     "silu",
     "mish",
@@ -78,7 +78,6 @@ def _by_result(v: OpView) -> OpRule:
     "cos",
     "log",
     "log1p",
-    "expm1",
     "erf",
     "abs",
     "square",
@@ -96,9 +95,27 @@ def _by_operand(v: OpView) -> OpRule:
     return pointwise(v, operands=tuple(range(len(v.ins))))
 
 
-@register_rule("maximum", "minimum", "where", "masked_fill", "addcmul", "addcdiv", "lerp")
+@register_rule("pow")
+def _pow(v: OpView) -> OpRule:
+    by_tensor = v.index(1, "exponent") is not None
+    return pointwise(v, operands=tuple(range(len(v.ins))), results=(0,) if by_tensor else ())
+
+
+@register_rule("maximum", "minimum", "lerp")
 def _select(v: OpView) -> OpRule:
     return pointwise(v, operands=tuple(range(len(v.ins))))
+
+
+@register_rule("where", "masked_fill")
+def _masked(v: OpView) -> OpRule:
+    mask = v.index(0, "condition") if v.op.name == "where" else v.index(1, "mask")
+    return pointwise(v, operands=() if mask is None else (mask,))
+
+
+@register_rule("addcmul", "addcdiv")
+def _product_added(v: OpView) -> OpRule:
+    factors = (v.index(1, "tensor1"), v.index(2, "tensor2"))
+    return pointwise(v, operands=tuple({i: None for i in factors if i is not None}))
 
 
 @register_rule(

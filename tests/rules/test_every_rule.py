@@ -109,6 +109,35 @@ def check_gradients(
             close(join(parts, position), expected[j])
 
 
+def memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"scaled_dot_product_attention"}))
+@settings(max_examples=10)
+@given(data=st.data())
+def test_backward_reads_no_more_than_the_rule_says(name: str, data: st.DataObject) -> None:
+    """Attention is left out: its rule speaks of the fused kernel, whatever kernel this machine takes."""
+    graph, env = graph_of(*data.draw(st.sampled_from(CASES[name]))(data.draw))
+    op = graph.ops[0]
+    saved: set[int] = set()
+
+    def pack(x: Tensor) -> Tensor:
+        saved.add(memory(x))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        results = run_op(op, env)
+    if not any(r.requires_grad for r in results):
+        return
+    rule = analyse(graph).rules[op.key]
+    operands = {i for i, v in enumerate(op.inputs) if memory(env[v]) in saved}
+    given_ = {memory(x) for x in env.values()}
+    made = {i for i, r in enumerate(results) if memory(r) in saved and memory(r) not in given_}
+    assert operands <= set(rule.saved_operands)
+    assert made <= set(rule.saved_results)
+
+
 def test_sizes_of_choices_are_sizes_of_factors() -> None:
     graph, _ = graph_of("linear.default", (torch.zeros(4, 6), torch.zeros(8, 6)), {})
     choices = analyse(graph).choices["op"]
