@@ -4,6 +4,7 @@ This room drives the others. Only here do deciding (planner, free of torch) and 
 lets the planner propose, emits the proposal, and accepts it when the emitted code fits.
 """
 
+from autoplan.api.demo import DemoResult, run_demo
 from autoplan.api.emitting import Emitted, emit, emit_code
 from autoplan.api.models import load_model
 from autoplan.api.parallel import parallelize
@@ -12,6 +13,7 @@ from autoplan.ir import PlanOptions
 from autoplan.runtime import full_state_dict
 
 __all__ = [
+    "DemoResult",
     "Emitted",
     "PlanOptions",
     "emit",
@@ -21,4 +23,5 @@ __all__ = [
     "parallelize",
     "plan",
     "profile",
+    "run_demo",
 ]

@@ -83,14 +83,14 @@ def _from_config(path: Path, batch: int | None, seq: int | None) -> tuple[nn.Mod
         import transformers
     except ImportError as e:
         raise OptionError("a config.json needs the package transformers: pip install transformers") from e
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     kind = data.pop("model_type")
     try:
         config = transformers.AutoConfig.for_model(kind, **data)
         if hasattr(config, "use_cache"):
             config.use_cache = False
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
+            model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise OptionError(f"{path}: no causal language model can be built for model type {kind!r}: {e}") from e
     limit = getattr(config, "max_position_embeddings", None)

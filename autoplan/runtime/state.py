@@ -107,7 +107,8 @@ def _local_part(gradients: Iterable[Tensor], device: torch.device, p: float) -> 
 
 
 def _at_least_float(g: Tensor) -> torch.dtype:
-    return torch.float64 if g.dtype == torch.float64 else torch.float32
+    """Double on CPU, where single precision adds up naively and loses 8e-4 of the norm of 13 million numbers."""
+    return torch.float64 if g.device.type == "cpu" or g.dtype == torch.float64 else torch.float32
 
 
 def _cut_along(placement: Placement | None, mesh: Mesh) -> tuple[str, ...]:
