@@ -1,8 +1,8 @@
 """The command line: reads options, calls `autoplan.api`, prints what `autoplan.display` makes of the answer.
 
 Heavy imports stand inside the commands, so that ``--help`` and ``show`` start without torch. Tables and JSON go to
-stdout, progress and errors to stderr. Exit codes: 0 done, 1 a bug in autoplan, 2 bad input, 3 nothing fits, 130
-interrupted.
+stdout, progress and errors to stderr. Exit codes: 0 done, 1 a bug in autoplan or a demo that disagrees, 2 bad input,
+3 nothing fits, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -306,13 +306,17 @@ def clusters_command(name: str | None) -> None:
         "autoplan demo",
     ),
 )
-@click.pass_context
-def demo_command(ctx: click.Context) -> None:
+@click.option("--steps", type=click.IntRange(3), default=20, show_default=True, help="Training steps.")
+def demo_command(steps: int) -> int:
     """Plan a small GPT-2 under a memory cap, train it on four local processes, compare with one process."""
-    from autoplan import api
+    from autoplan.display import demo_tables, progress
 
-    console = _console()
-    ctx.exit(int(api.demo(console.print)))
+    with progress("starting") as spinner:
+        from autoplan import api
+
+        result = api.run_demo(steps=steps, progress=spinner.phase)
+    _print(demo_tables(result))
+    return 1 if result.failures else 0
 
 
 def _pins(given: Sequence[str]) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """Everything that is shown to people: tables, HTML fragments, SVG, progress, units. Free of torch."""
 
 from autoplan.display.cluster import cluster_tables, clusters_table
+from autoplan.display.demo import demo_tables
 from autoplan.display.plan import compare_html, compare_tables, plan_html, plan_tables
 from autoplan.display.profile import profile_html, profile_tables
 from autoplan.display.progress import Progress, progress
@@ -13,6 +14,7 @@ __all__ = [
     "clusters_table",
     "compare_html",
     "compare_tables",
+    "demo_tables",
     "format_bytes",
     "format_flops",
     "format_percent",

@@ -154,13 +154,20 @@ def _amount(key: str, value: float) -> str:
     return format_bytes(value) if key.endswith("_bytes") else format_seconds(value)
 
 
+_MOVES = frozenset(
+    ["view", "reshape", "_unsafe_view", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "slice",
+     "select", "split"]
+)  # fmt: skip
+
+
 def _recomputed(plan: Plan) -> Iterable[tuple[str, str, str]]:
-    """Per module with equal recomputed ops: their names."""
+    """Per module with equal recomputed ops: their names, views left out, since they cost nothing."""
     per_module: dict[str, list[str]] = {}
     for key, op in plan.ops.items():
         if op.remat == "recompute":
             module, _, name = key.partition(":")
-            per_module.setdefault(module, []).append(_short(name))
+            if _short(name).partition("#")[0] not in _MOVES:
+                per_module.setdefault(module, []).append(_short(name))
     kept = {key.partition(":")[0] for key in plan.ops} - set(per_module)
     items = [(m, ", ".join(_counted(names))) for m, names in per_module.items()] + [(m, "") for m in sorted(kept)]
     for f in fold(items):

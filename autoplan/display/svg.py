@@ -29,18 +29,20 @@ def memory_svg(parts: Mapping[str, float], cap: float = 0.0) -> str:
             f"<title>{html.escape(label)}</title></rect>"
         )
         x += value * scale
+    at = LEFT + cap * scale
+    left = cap > 0 and at < WIDTH / 2  # the cap's name then stands right of its line, the sum at the far end
     if cap > 0:
-        at = LEFT + cap * scale
         colour = "#d62728" if total > cap else "currentColor"
         out.append(
             f'<rect x="{LEFT}" y="24" width="{cap * scale:.1f}" height="{BAR}" fill="none" stroke="currentColor" '
             f'stroke-opacity=".35"/>'
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="18" y2="{24 + BAR + 6}" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{at:.1f}" y="14" text-anchor="end" font-size="12" fill="{colour}">cap '
+            f'<text x="{at:.1f}" y="14" text-anchor="{"start" if left else "end"}" font-size="12" fill="{colour}">cap '
             f"{html.escape(format_bytes(cap))}</text>"
         )
     used = f"{format_bytes(total)}" + (f", {format_percent(total / cap)} of the cap" if cap > 0 else "")
-    out.append(f'<text x="{LEFT}" y="14" font-size="12" fill="currentColor">{html.escape(used)}</text>')
+    where = f'x="{WIDTH - LEFT}" text-anchor="end"' if left else f'x="{LEFT}"'
+    out.append(f'<text {where} y="14" font-size="12" fill="currentColor">{html.escape(used)}</text>')
     legend, height = _legend(shown)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '

@@ -19,7 +19,7 @@ from autoplan.hardware import known_clusters
 from autoplan.ir import Mesh, Plan
 from autoplan.ir.plan import OPTIMIZERS, PRECISIONS
 from tests.display.plans import make_plan
-from tests.display.test_tables import make_profile
+from tests.display.test_tables import make_demo, make_profile
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., tuple[int, str, str]]
@@ -46,6 +46,7 @@ class FakeApi(types.ModuleType):
         super().__init__("autoplan.api")
         self.asked: dict[str, Any] = {}
         self.error: BaseException | None = None
+        self.failures: tuple[str, ...] = ()
 
     def load_model(self, spec: str, *, batch: int | None = None, seq: int | None = None) -> tuple[Any, Any]:
         self.asked["load"] = (spec, batch, seq)
@@ -67,9 +68,10 @@ class FakeApi(types.ModuleType):
         self.asked["code"] = (plan, model)
         return "def forward(x):\n    return x\n"
 
-    def demo(self, report: Callable[[object], None]) -> int:
-        report("losses agree")
-        return 3
+    def run_demo(self, *, steps: int, progress: Callable[[str], None]) -> Any:
+        progress("planning")
+        self.asked["demo"] = steps
+        return make_demo(failures=self.failures)
 
 
 @pytest.fixture
@@ -275,8 +277,16 @@ def test_clusters(run: Run, tmp_path: Path) -> None:
     assert "a100-8x" in err
 
 
-def test_demo_exits_with_its_code(run: Run, api: FakeApi) -> None:
-    assert run("demo") == (3, "losses agree\n", "")
+def test_demo_exits_with_one_where_something_disagrees(run: Run, api: FakeApi) -> None:
+    code, out, err = run("demo")
+    assert (code, err) == (0, "")
+    assert "Losses agree to 1.0e-07" in out
+    assert api.asked["demo"] == 20
+    api.failures = ("losses differ by 1e-3",)
+    code, out, _ = run("demo", "--steps", "3")
+    assert code == 1
+    assert out.rstrip().endswith("losses differ by 1e-3")
+    assert run("demo", "--steps", "1")[0] == 2
 
 
 def test_a_closed_pipe_is_no_error(plan_file: Path) -> None:

@@ -6,6 +6,8 @@ import io
 import re
 from collections.abc import Iterable
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +18,7 @@ from autoplan.display import (
     clusters_table,
     compare_html,
     compare_tables,
+    demo_tables,
     memory_svg,
     plan_html,
     plan_tables,
@@ -58,6 +61,23 @@ def make_profile() -> Profile:
         nodes=nodes,
         unknown_ops={"mylib.magic.default": 2},
         notes=("attention was traced with an explicit mask",),
+    )
+
+
+def make_demo(failures: tuple[str, ...] = ()) -> Any:
+    """Has the attributes of `autoplan.api.DemoResult`, whose module imports torch."""
+    return SimpleNamespace(
+        plan=make_plan(),
+        free_bytes=50_000_000_000,
+        peak_bytes=(31_400_000_000, 31_600_000_000),
+        losses=(10.8, 10.5),
+        norms=(1.5, 1.25),
+        single_losses=(10.8, 10.500001),
+        single_norms=(1.5, 1.25),
+        seconds={"plan": 5.2, "one process": 31.0},
+        worst_loss=1e-7,
+        worst_norm=2e-7,
+        failures=failures,
     )
 
 
@@ -170,3 +190,14 @@ def test_memory_svg_marks_the_cap() -> None:
     assert float(re.findall(r'width="([\d.]+)" height="26"', over)[0]) < 710
     ElementTree.fromstring(memory_svg({}, 0))
     ElementTree.fromstring(memory_svg({f"a <{i}>": 1e9 for i in range(20)}))
+
+
+def test_demo_tables_put_both_runs_side_by_side() -> None:
+    out = text(demo_tables(make_demo()))
+    assert "Plan for GPT2LMHeadModel" in out
+    assert "rank 1 31.5 GB 31.6 GB 0.32 % 40 GB" in out
+    assert "without a cap the plan needs 50 GB" in out
+    assert "1 10.500000 10.500001 9.5e-08 1.250000 1.250000 0.0e+00" in out
+    assert "plan 5.2 s, one process 31 s" in out
+    assert out.rstrip().endswith("under the cap of 40 GB.")
+    assert "losses differ" in text(demo_tables(make_demo(failures=("losses differ",))))
