@@ -48,7 +48,7 @@ def _examples(*lines: str) -> str:
 
 def _size(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
     """Reads a size such as 40GB or 512MiB."""
-    from autoplan.display.units import parse_bytes
+    from autoplan.ir.units import parse_bytes
 
     try:
         return None if text is None else parse_bytes(text)

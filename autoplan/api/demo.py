@@ -1,8 +1,8 @@
 """The demo: a GPT-2 planned under a tight memory cap, trained on four local processes, compared with one process.
 
 `run_demo` plans, starts the ranks (this module as a script, one process each), trains the same model in one process,
-and returns both as a `DemoResult`. Text comes from the standard library's help topics; bytes are hashed in pairs, so that
-ids spread over the whole vocabulary.
+and returns both as a `DemoResult`. Text comes from the standard library's help topics; bytes are hashed in pairs, so
+that ids spread over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 4, 256, 8, 128, 8
 MESH = (2, 2)
 RANKS = 4
 TOLERANCE = 1e-5
+LEARNING_RATE = 1e-4
+"""Small enough that twenty steps do not amplify the noise of single precision beyond `TOLERANCE`."""
 CAP_FRACTIONS = (0.8, 0.7, 0.6, 0.5)
 """Of what the unconstrained plan needs; the first that makes the planner recompute something."""
 MEASURED_STEP = 2
@@ -88,7 +90,8 @@ class DemoResult:
 
 
 def _worst(a: Sequence[float], b: Sequence[float]) -> float:
-    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
+    differences = [abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)]
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
 def demo_model() -> nn.Module:
@@ -180,13 +183,13 @@ def train(
     model: nn.Module, batches: Sequence[dict[str, torch.Tensor]]
 ) -> tuple[tuple[float, ...], tuple[float, ...], int]:
     """Trains with AdamW; returns losses, gradient norms before the update, and the peak bytes of one step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses, norms, peak = [], [], 0
 
     def step(batch: dict[str, torch.Tensor]) -> None:
         loss = model(**batch).loss
         loss.backward()
-        losses.append(float(loss))
+        losses.append(loss.item())
         norms.append(_norm(model))
         optimizer.step()
         optimizer.zero_grad()

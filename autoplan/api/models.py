@@ -6,13 +6,14 @@ import importlib
 import importlib.util
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from autoplan.errors import OptionError
+from autoplan.errors import AutoplanError, OptionError
 
 
 def load_model(spec: str, *, batch: int | None = None, seq: int | None = None) -> tuple[nn.Module, Any]:
@@ -39,7 +40,14 @@ def load_model(spec: str, *, batch: int | None = None, seq: int | None = None) -
     fn = getattr(module, name, None)
     if not callable(fn):
         raise OptionError(f"{where} has no function {name!r}")
-    made = fn()
+    try:
+        made = fn()
+    except AutoplanError:
+        raise
+    except Exception as e:  # the user's own code may raise anything
+        frame = traceback.extract_tb(e.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise OptionError(f"{spec} raised {type(e).__name__}: {e} ({place} `{frame.line}`)") from e
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise OptionError(f"{spec} must return (model, example_inputs), but returned {type(made).__name__}")
     return made[0], made[1]
@@ -61,7 +69,7 @@ def _module(where: str) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as e:
+    except Exception as e:  # the user's own code may raise anything
         raise OptionError(f"cannot load {where}: {type(e).__name__}: {e}") from e
     return module
 

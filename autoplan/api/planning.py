@@ -42,7 +42,7 @@ def make_options(
     Raises:
         OptionError: Something is malformed.
     """
-    from autoplan.display.units import parse_bytes  # the one reader of "40GB"
+    from autoplan.ir.units import parse_bytes  # the one reader of "40GB"
 
     size = parse_bytes(memory) if isinstance(memory, str) else memory
     name = cluster.name if isinstance(cluster, ClusterSpec) else None if cluster is None else str(cluster)

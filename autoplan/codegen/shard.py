@@ -31,7 +31,7 @@ from autoplan.rules.redistribute import (
 )
 
 aten = torch.ops.aten
-_RESIZED = {"view", "reshape", "_unsafe_view", "expand", "flatten", "unflatten"}
+_RESIZED = {"view", "reshape", "_unsafe_view", "expand", "flatten", "unflatten", "squeeze"}
 _LOCALISED = {"split", "split_with_sizes", "scaled_dot_product_attention", "cross_entropy_loss", "mse_loss", "mean"}
 
 

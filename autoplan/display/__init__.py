@@ -6,7 +6,7 @@ from autoplan.display.plan import compare_html, compare_tables, plan_html, plan_
 from autoplan.display.profile import profile_html, profile_tables
 from autoplan.display.progress import Progress, progress
 from autoplan.display.svg import memory_svg
-from autoplan.display.units import format_bytes, format_flops, format_percent, format_seconds, parse_bytes
+from autoplan.ir.units import format_bytes, format_flops, format_percent, format_seconds, parse_bytes
 
 __all__ = [
     "Progress",

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from rich.console import RenderableType
 
 from autoplan.display.grid import Grid, rich_table
-from autoplan.display.units import format_bytes, format_rate, format_seconds
 from autoplan.hardware import ClusterSpec, Level
+from autoplan.ir.units import format_bytes, format_rate, format_seconds
 
 _GRANULE = "allocator_granularity_bytes"
 

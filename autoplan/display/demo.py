@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autoplan.display.grid import Grid, rich_table
 from autoplan.display.plan import plan_tables
-from autoplan.display.units import format_bytes, format_percent, format_seconds
+from autoplan.ir.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:  # the demo's module imports torch
     from autoplan.api import DemoResult

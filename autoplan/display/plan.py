@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from autoplan.display.fold import fold
 from autoplan.display.grid import Grid, html_page, html_table, rich_table
 from autoplan.display.svg import memory_svg
-from autoplan.display.units import format_bytes, format_percent, format_seconds
 from autoplan.ir.plan import OpPlan, Plan
+from autoplan.ir.units import format_bytes, format_percent, format_seconds
 
 
 def plan_tables(plan: Plan, *, ops: bool = True) -> list[RenderableType]:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from autoplan.display.fold import fold
 from autoplan.display.grid import Grid, html_page, html_table, rich_table
 from autoplan.display.svg import memory_svg
-from autoplan.display.units import format_bytes, format_flops, format_percent, format_seconds
+from autoplan.ir.units import format_bytes, format_flops, format_percent, format_seconds
 from autoplan.profiler import Group, Profile
 
 _COLUMNS = (">ops", ">forward", ">backward", ">time", ">of step", ">saved", ">count")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 
-from autoplan.display.units import format_bytes, format_percent
+from autoplan.ir.units import format_bytes, format_percent
 
 WIDTH, LEFT, BAR = 720, 10, 26
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#9c755f", "#bab0ac", "#76b7b2")

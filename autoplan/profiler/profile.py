@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,9 +122,9 @@ class Profile:
         return cls(**{**given, "nodes": nodes, "notes": tuple(given["notes"])})
 
     def _repr_html_(self) -> str:
-        # display stands above this room; only notebooks come here
-        display = importlib.import_module("autoplan.display")
-        return str(display.profile_html(self))
+        from autoplan.display import profile_html  # display stands above this room; only for notebooks
+
+        return profile_html(self)
 
     def __str__(self) -> str:
         mb = {

@@ -73,7 +73,7 @@ def _is_minor(state: Sequence[Code], axis: int, position: Position) -> bool:
 def redistribute(
     numel: int, have: Codes, want: Codes, mesh: tuple[int, ...], axes: tuple[str, ...]
 ) -> tuple[SizedStep, ...] | None:
-    """Steps from `have` to `want` for a tensor of `numel` elements, or None where this planner knows no way.
+    """Steps from `have` to `want` for a tensor of `numel` elements, or None where neither way of this module serves.
 
     Args:
         numel: Elements of the whole tensor.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -266,7 +266,23 @@ class _Builder:
         kept = {i.value for i in inputs} | {o for op in ops for o in op.outputs}
         values = {v: TensorSpec(s.shape, s.dtype, v in self.tracked) for v, s in self.values.items() if v in kept}
         loss = _find_loss(values, self.outputs, exported, bool(self.prefix))
-        return OpGraph(inputs, tuple(ops), values, tuple(self.outputs), loss, type(self.model).__name__).verify()
+        ordered = tuple(_casts_at_first_use(ops, inputs))
+        return OpGraph(inputs, ordered, values, tuple(self.outputs), loss, type(self.model).__name__).verify()
+
+
+def _casts_at_first_use(ops: Sequence[Op], inputs: Sequence[GraphInput]) -> Iterator[Op]:
+    """Moves the casts of lowered inputs to where they are needed: memory is held shorter, and blocks stay alike."""
+    given = {i.value for i in inputs}
+    casts = {op.outputs[0]: op for op in ops if op.key.endswith(":cast") and set(op.inputs) <= given}
+    waiting = dict(casts)
+    for op in ops:
+        if op.outputs[0] in casts:
+            continue
+        for v in op.inputs:
+            if v in waiting:
+                yield waiting.pop(v)
+        yield op
+    yield from waiting.values()
 
 
 def _does_nothing(node: fx.Node, first: fx.Node, name: str) -> bool:

@@ -1,0 +1,287 @@
+"""The main job on several gloo processes: losses and gradients of one process, the cap kept, errors on every rank."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoplan.api import parallelize, plan
+from autoplan.errors import AutoplanError, InfeasibleError, OptionError, PlanMismatchError
+from autoplan.ir import Plan, StagePlan
+from autoplan.runtime import full_state_dict, measure_peak
+from autoplan.trace import trace
+from tests.api.cases import batches, make, random_plan, relative, shared_plan, whole_gradients
+from tests.multiprocess import run_ranks
+
+STEPS = 20
+TOLERANCE = 1e-5
+
+
+def pins(kind: str, style: str, axes: int) -> dict[str, str]:
+    """Pins that force a style along the first axis; what they leave open the planner chooses."""
+    rest = ",R" * (axes - 1)
+    if style == "data":
+        return {"input_ids": "S(0)" + rest, "labels": "S(0)" + rest, "*.weight": "R" + rest}
+    if style == "sharded":
+        return {"input_ids": "S(0)" + rest, "labels": "S(0)" + rest, "*.weight": "S(0)" + rest}
+    if kind == "gpt2":
+        return {
+            "*.c_attn.weight": "S(1:3)" + rest,
+            "*.c_attn.bias": "S(0:3)" + rest,
+            "*.c_fc.weight": "S(1)" + rest,
+            "*.c_proj.weight": "S(0)" + rest,
+        }
+    columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    return {**{f"*.{n}.weight": "S(0)" + rest for n in columns}, "*.o_proj.weight": "S(1)" + rest}
+
+
+def trained(model: torch.nn.Module, steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of some AdamW steps, and all gradients of the first."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, first = [], {}
+    for i, batch in enumerate(batches(steps)):
+        loss = model(**batch).loss
+        loss.backward()
+        if i == 0:
+            first = whole_gradients(model)
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, first
+
+
+def compare(rank: int, kind: str, cases: list[tuple[tuple[int, ...], str]]) -> list[str]:
+    """Trains the model under each case; returns what differs from one process."""
+    losses, gradients = trained(make(kind))
+    wrong = []
+    for mesh, style in cases:
+        forced = pins(kind, style, len(mesh)) if style != "free" else None
+        module = parallelize(make(kind), batches()[0], mesh=mesh, pins=forced)
+        got, first = trained(module)
+        worst_loss = max(abs(a - b) / abs(b) for a, b in zip(got, losses, strict=True))
+        worst, name = max((relative(first[n], g), n) for n, g in gradients.items())
+        assert set(first) == set(gradients)
+        if not (worst_loss <= TOLERANCE and worst <= TOLERANCE):
+            wrong.append(f"{kind} {mesh} {style}: loss {worst_loss:.1e}, gradient of {name} {worst:.1e}")
+        state = full_state_dict(module)
+        assert list(state) == list(make(kind).state_dict())
+    return wrong
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_losses_and_gradients_on_four_ranks(kind: str) -> None:
+    cases = [((2, 2), "data"), ((4,), "tensor"), ((4,), "sharded"), ((2, 2), "tensor"), ((2, 2), "free")]
+    assert run_ranks(4, compare, kind, cases, timeout_s=300) == [[]] * 4
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_losses_and_gradients_on_two_ranks(kind: str) -> None:
+    assert run_ranks(2, compare, kind, [((2,), "tensor"), ((2,), "sharded")], timeout_s=200) == [[]] * 2
+
+
+def random_plans(rank: int, kind: str, mesh: tuple[int, ...], seeds: list[int]) -> list[str]:
+    """First-step gradients under plans drawn at random from all that the planner may choose."""
+    model, batch = make(kind), batches()[0]
+    model(**batch).loss.backward()
+    gradients = whole_gradients(model)
+    graph = trace(make(kind), batch).graph
+    wrong = []
+    for seed in seeds:
+        chosen = shared_plan(lambda seed=seed: random_plan(graph, mesh, seed))
+        module = parallelize(make(kind), batch, plan=chosen)
+        module(**batch).loss.backward()
+        got = whole_gradients(module)
+        worst, name = max((relative(got[n], g), n) for n, g in gradients.items())
+        if not worst <= TOLERANCE:
+            wrong.append(f"{kind} {mesh} seed {seed}: {name} {worst:.1e}")
+    return wrong
+
+
+@pytest.mark.parametrize(("kind", "mesh"), [("gpt2", (2, 2)), ("llama", (4,))])
+def test_every_plan_computes_the_same(kind: str, mesh: tuple[int, ...]) -> None:
+    assert run_ranks(4, random_plans, kind, mesh, [0, 1, 2], timeout_s=300) == [[]] * 4
+
+
+def dropout_bitwise(rank: int) -> bool:
+    """A plan that recomputes, and the same plan keeping everything, draw and compute the same bits."""
+    batch = batches()[0]
+    graph = trace(make("gpt2", 0.1), batch).graph
+    chosen = shared_plan(lambda: random_plan(graph, (2,), 5))
+    assert any(o.remat == "recompute" for o in chosen.ops.values())
+    kept = {k: type(o)(o.operands, o.results, "keep", (True,) * len(o.operands)) for k, o in chosen.ops.items()}
+    results = []
+    for p in (chosen, chosen.replace(stages=(StagePlan(kept),))):
+        module = parallelize(make("gpt2", 0.1), batch, plan=p)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        torch.manual_seed(7)
+        values: list[Any] = []
+        for _ in range(3):
+            loss = module(**batch).loss
+            loss.backward()
+            values += [loss.detach(), *whole_gradients(module).values()]
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(values)
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_dropout_is_replayed_bit_for_bit() -> None:
+    assert run_ranks(2, dropout_bitwise, timeout_s=200) == [True, True]
+
+
+def capped(rank: int) -> list[tuple[int, int, int, int]]:
+    """(measured, predicted, cap, recomputed ops) of plans under two caps."""
+    out = []
+    batch = batches()[0]
+    for fraction in (1.0, 0.7):
+        free = parallelize(make("gpt2"), batch, mesh=(2, 2)).plan.peak_bytes[0]
+        module = parallelize(make("gpt2"), batch, mesh=(2, 2), memory=int(free * fraction))
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+
+        def step(module: Any = module, optimizer: Any = optimizer) -> None:
+            module(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        before = measure_peak(lambda: None)
+        own = sum(p.to_local().nbytes for p in module.parameters())
+        own += sum(
+            t.to_local().nbytes if hasattr(t, "to_local") else t.nbytes
+            for s in optimizer.state.values()
+            for t in s.values()
+        )
+        own += sum(x.nbytes for x in batch.values())
+        measured = measure_peak(step) - before + own  # other tests' tensors in this process do not count
+        recomputed = sum(o.remat == "recompute" for o in module.plan.ops.values())
+        out.append((measured, module.plan.peak_bytes[0], module.plan.cap_bytes, recomputed))
+    return out
+
+
+def test_peak_is_predicted_and_below_the_cap() -> None:
+    for rank in run_ranks(4, capped, timeout_s=300):
+        for measured, predicted, cap, _ in rank:
+            assert abs(measured - predicted) <= 0.05 * predicted
+            assert measured <= cap
+        assert rank[1][3] > 0
+
+
+def test_one_process_without_torch_distributed() -> None:
+    assert not dist.is_initialized()
+    losses, gradients = trained(make("gpt2"), 3)
+    module = parallelize(make("gpt2"), batches()[0])
+    got, first = trained(module, 3)
+    assert got == pytest.approx(losses, rel=1e-6)
+    assert max(relative(first[n], g) for n, g in gradients.items()) <= 1e-6
+    assert module.plan.mesh.size == 1
+    assert module.config.n_layer == 2
+
+
+def test_dropout_in_one_process_draws_what_eager_draws() -> None:
+    model, batch = make("gpt2", 0.1), batches()[0]
+    module = parallelize(make("gpt2", 0.1), batch)
+    torch.manual_seed(3)
+    expected = model(**batch).loss.item()
+    torch.manual_seed(3)
+    assert module(**batch).loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_evaluation_mode_drops_nothing() -> None:
+    model, batch = make("gpt2", 0.1), batches()[0]
+    module = parallelize(make("gpt2", 0.1), batch)
+    model.eval()
+    module.eval()
+    with torch.no_grad():
+        expected, got = model(**batch), module(**batch)
+    assert float(got.loss) == pytest.approx(float(expected.loss), rel=1e-6)
+    torch.testing.assert_close(got.logits, expected.logits, rtol=1e-5, atol=1e-6)
+    module.train()
+    assert module(**batch).loss.requires_grad
+
+
+def test_loss_fn_and_tuple_inputs() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    x, y = torch.randn(6, 8), torch.randn(6, 4)
+    expected = torch.nn.functional.mse_loss(model(x), y)
+    module = parallelize(model, (x,), loss_fn=lambda out, inputs: (out**2).mean())
+    loss, out = module(x)
+    assert loss.item() == pytest.approx(float((model_out(module, x) ** 2).mean()), rel=1e-6)
+    assert out.shape == (6, 4) and float(expected) > 0
+
+
+def model_out(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    state = full_state_dict(module)
+    hidden = torch.relu(x @ state["0.weight"].T + state["0.bias"])
+    return hidden @ state["2.weight"].T + state["2.bias"]
+
+
+def failing(rank: int) -> list[str]:
+    """Every error arrives on every rank."""
+    seen = []
+    batch = batches()[0]
+
+    def expect(kind: type[AutoplanError], call: Any) -> None:
+        try:
+            call()
+        except kind as e:
+            seen.append(f"{kind.__name__}: {e}")
+
+    expect(InfeasibleError, lambda: parallelize(make("gpt2"), batch, memory=10_000))
+    expect(OptionError, lambda: parallelize(make("gpt2"), batch, mesh=(4,)))
+    expect(OptionError, lambda: parallelize(make("gpt2"), batch, pins={"nothing": "R"}))
+    other = plan(make("llama"), batch, mesh=(2,))
+    expect(PlanMismatchError, lambda: parallelize(make("gpt2"), batch, plan=other))
+    module = parallelize(make("gpt2"), batch, mesh=(2,), pins={"input_ids": "S(0)"})
+    mine = {k: v + (rank if k == "input_ids" else 0) for k, v in batch.items()}
+    expect(OptionError, lambda: module(**mine))
+    expect(OptionError, lambda: module(input_ids=batch["input_ids"][:4], labels=batch["labels"][:4]))
+    return seen
+
+
+def test_errors_reach_every_rank() -> None:
+    for seen in run_ranks(2, failing, timeout_s=200):
+        assert [s.split(":")[0] for s in seen] == [
+            "InfeasibleError", "OptionError", "OptionError", "PlanMismatchError", "OptionError", "OptionError",
+        ], seen  # fmt: skip
+        assert "works" in seen[0] and "torchrun" in seen[1] and "nothing" in seen[2] and "sharded" in seen[4]
+
+
+def idle(rank: int) -> bool:
+    """Three ranks run a plan for two: the third has nothing to do."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = parallelize(make("gpt2"), batches()[0], mesh=(2,), pins={"input_ids": "S(0)"})
+        loss = module(**batches()[0]).loss
+        loss.backward()
+    said = any("idle" in str(w.message) for w in caught)
+    return (said or rank > 0) and (rank == 2 or bool(torch.isfinite(loss)))
+
+
+def test_more_ranks_than_the_plan_needs() -> None:
+    assert run_ranks(3, idle, timeout_s=120) == [True] * 3
+
+
+def test_plan_of_another_batch_is_refused() -> None:
+    made = plan(make("gpt2"), batches()[0], mesh=(1,))
+    smaller = {k: v[:4] for k, v in batches()[0].items()}
+    with pytest.raises(PlanMismatchError, match=made.graph_fingerprint):
+        parallelize(make("gpt2"), smaller, plan=made)
+
+
+def test_plan_for_more_processes_is_refused() -> None:
+    made = plan(make("gpt2"), batches()[0], mesh=(2,))
+    with pytest.raises(PlanMismatchError, match="needs 2 processes"):
+        parallelize(make("gpt2"), batches()[0], plan=made)
+
+
+def test_plan_for_another_cluster_is_refused(tmp_path: Any) -> None:
+    made = plan(make("gpt2"), batches()[0], mesh=(1,))
+    made.save(tmp_path / "plan.json")
+    with pytest.raises(PlanMismatchError, match="cluster"):
+        parallelize(make("gpt2"), batches()[0], plan=tmp_path / "plan.json", cluster="a100-8x")
+    assert Plan.load(tmp_path / "plan.json").hash == made.hash
