@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -70,7 +71,9 @@ def _results(n: int, folder: Path, codes: list[int | None]) -> list[Any]:
         elif (folder / f"{r}.error").exists():
             problems.append(f"rank {r}:\n{(folder / f'{r}.error').read_text()}")
         else:
-            problems.append(f"rank {r} did not finish (exit code {codes[r]})")
+            fault = folder / f"{r}.fault"
+            last = fault.read_text() if fault.exists() else ""
+            problems.append(f"rank {r} did not finish (exit code {codes[r]})\n{last}")
     if problems:
         raise RankError("\n".join(problems))
     return out
@@ -80,6 +83,7 @@ def _rank(rank: int, n: int, folder: str, fn: Callable[..., Any], args: tuple[An
     torch.set_num_threads(1)
     warnings.simplefilter("error")  # as pytest has it
     where = Path(folder)
+    faulthandler.enable(open(where / f"{rank}.fault", "w"))  # noqa: SIM115  # open until the process ends
     try:
         store = dist.FileStore(str(where / "store"), n)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))

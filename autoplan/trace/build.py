@@ -108,6 +108,8 @@ class _Builder:
         master = f"{node.name}_fp32"
         self.inputs[master] = GraphInput(master, kind, path, aliases)
         self.values[master] = TensorSpec(spec.shape, "float32", spec.requires_grad)
+        if spec.requires_grad:
+            self.tracked.add(master)
         self.values[node.name] = spec
         self.ops.append(
             Op(

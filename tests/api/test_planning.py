@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoplan.api import emit_code, load_model, plan, profile
+from autoplan.api import emit_code, load_model, parallelize, plan, profile
 from autoplan.api.planning import make_options
 from autoplan.errors import InfeasibleError, OptionError, ProfileError, TraceError
 from autoplan.ir import Mesh, Plan
-from tests.api.cases import batches, make
+from tests.api.cases import batches, make, relative, whole_gradients
 
 GPT2 = {
     "model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128, "n_positions": 64,
@@ -148,3 +148,15 @@ def test_options_round_trip() -> None:
     options = make_options(cluster="a100-8x", nodes=2, memory="40GB", mesh="2x8", pins={"a": "R,R"})
     assert options.memory_bytes == 40_000_000_000 and options.mesh == Mesh((2, 8))
     assert type(options).from_json(options.to_json()) == options
+
+
+def test_bf16_trains_every_parameter() -> None:
+    model, batch = make("llama"), batches()[0]
+    model(**batch).loss.backward()
+    expected = whole_gradients(model)
+    module = parallelize(make("llama"), batch, precision="bf16")
+    module(**batch).loss.backward()
+    got = whole_gradients(module)
+    assert set(got) == set(expected)
+    assert all(g.dtype == torch.float32 for g in got.values())
+    assert max(relative(got[n], expected[n]) for n in got) < 0.03  # bf16 has 8 bits of mantissa
