@@ -13,6 +13,7 @@ from autoplan.codegen.liveness import Liveness
 from autoplan.errors import InfeasibleError, OptionError
 from autoplan.hardware import ClusterSpec, load_cluster
 from autoplan.ir import Mesh, Plan, PlanOptions
+from autoplan.ir.units import format_bytes, parse_bytes
 from autoplan.planner import Candidate, Search, assemble
 from autoplan.profiler import Profile, make_profile
 from autoplan.trace import TracedModel, trace
@@ -42,8 +43,6 @@ def make_options(
     Raises:
         OptionError: Something is malformed.
     """
-    from autoplan.ir.units import parse_bytes  # the one reader of "40GB"
-
     size = parse_bytes(memory) if isinstance(memory, str) else memory
     name = cluster.name if isinstance(cluster, ClusterSpec) else None if cluster is None else str(cluster)
     return PlanOptions(
@@ -197,11 +196,13 @@ def _smallest(
             least = live
     assert least is not None
     binding = max(least.parts, key=lambda k: least.parts[k])
-    megabytes = -(-least.peak_bytes // 1_000_000)
+    unit, name = (1_000_000, "MB") if least.peak_bytes > 10_000_000 else (1_000, "KB")
+    works = f"{-(-least.peak_bytes // unit)}{name}"
     raise InfeasibleError(
-        f"no plan fits {cap_bytes / 1e6:,.0f} MB per device: the smallest found peaks at {least.peak_bytes / 1e6:,.0f} "
-        f"MB, in {least.phase} at {least.label}, where {binding} take {least.parts[binding] / 1e6:,.0f} MB. "
-        f"A cap of {megabytes}MB works (--memory {megabytes}MB); so may more devices or a smaller batch.",
+        f"no plan fits {format_bytes(cap_bytes)} per device: the smallest found peaks at "
+        f"{format_bytes(least.peak_bytes)}, in {least.phase} at {least.label}, where {binding} take "
+        f"{format_bytes(least.parts[binding])}. A cap of {works} works (--memory {works}); so may more devices or a "
+        "smaller batch.",
         minimum_bytes=least.peak_bytes,
     )
 

@@ -172,7 +172,7 @@ def formulate(
         x[k] = span.start
         builder.add_rows([0, len(span)], list(span), [1.0] * len(span), [1.0])
     for (u, port, v, slot), members in edge_classes(net).items():
-        _edge_rows(builder, prices, options, x, (u, port, v, slot), members)
+        _edge_rows(builder, prices, options, x, (u, port, v, slot), members, cap_bytes is not None)
     problem = builder.build(caps={} if cap_bytes is None else {MEMORY: float(cap_bytes)})
     return Formulation(problem, net, options, x)
 
@@ -184,6 +184,7 @@ def _edge_rows(
     x: Mapping[int, int],
     edge: tuple[int, int, int, int],
     members: Sequence[Edge],
+    capped: bool,
 ) -> None:
     u, port, v, slot = edge
     value = members[0].value
@@ -203,8 +204,10 @@ def _edge_rows(
                 into[j].append(len(ways))
                 ways.append(way)
     n = len(members)
+    # under a cap a copy could be kept by halves; without one the marginals follow from x
+    whole = capped and any(w.kept for w in ways)
     span = builder.add_vars(
-        np.array([w.cost_s for w in ways]) * n, False, {MEMORY: np.array([w.bytes for w in ways], dtype=float) * n}
+        np.array([w.cost_s for w in ways]) * n, whole, {MEMORY: np.array([w.bytes for w in ways], dtype=float) * n}
     )
     start, index, coefficient = [0], [], []
     for groups, variables in ((out_of, shows.values()), (into, wants.values())):

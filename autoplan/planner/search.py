@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoplan.errors import InfeasibleError, OptionError
+from autoplan.errors import AutoplanError, InfeasibleError, OptionError
 from autoplan.hardware import ClusterSpec
 from autoplan.ir import Mesh, OpGraph, Placement, PlanOptions, local_shape
 from autoplan.planner.cells import make_cells
@@ -221,20 +221,15 @@ class Search:
         self.table = analyse(graph)
         self.problems: dict[tuple[int, ...], MeshProblem] = {}
         meshes = [options.mesh] if options.mesh else [Mesh(s) for s in _shapes(cluster.n_devices, graph)]
-        failures: list[InfeasibleError] = []
+        failures: list[AutoplanError] = []
         for i, mesh in enumerate(meshes):
             progress(f"solving mesh {mesh} ({i + 1} of {len(meshes)})")
             try:
                 self.problems[mesh.shape] = solve_mesh(graph, self.table, cluster, mesh, options)
-            except InfeasibleError as e:
+            except (InfeasibleError, OptionError) as e:  # pins may fit some meshes only
                 failures.append(e)
-            except OptionError:
-                if options.mesh or len(meshes) == 1:
-                    raise
         if not self.problems:
-            raise (
-                failures[0] if failures else OptionError(f"the pins {dict(options.pins)} fit no mesh: name one (mesh=)")
-            )
+            raise failures[0]
         self.excess: dict[tuple[int, ...], float] = {}
         self.tried: dict[tuple[object, ...], float] = {}
         self.solve_s = time.perf_counter() - start
