@@ -43,7 +43,7 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 90.
     try:
         return _attempt(n, fn, args, timeout_s)
     except KilledError as e:
-        # Once in some thousand runs a rank died of a segmentation fault inside torch's gloo; a second one is ours.
+        # Seen once, cause unknown: a rank died of a segmentation fault while reducing over gloo. The trace is printed.
         print(f"a rank died of a signal, once more:\n{e}", file=sys.stderr)
         return _attempt(n, fn, args, timeout_s)
 
