@@ -31,13 +31,15 @@ def clusters_grid(clusters: Iterable[ClusterSpec]) -> Grid:
             f"{c.nodes} x {c.devices_per_node}" if len(c.levels) > 1 else str(c.n_devices),
             c.device.name,
             format_bytes(c.device.memory_bytes),
-            ", ".join(name for name, _ in c.device.flops_per_s),
             c.description,
         )
         for c in clusters
     )
-    note = "default sizes; --nodes N or --devices N sets another. A path of a TOML file works as well as a name."
-    return Grid("Clusters", ("name", ">devices", "device", ">memory", "dtypes", ""), rows, note=note)
+    note = (
+        "default sizes; --nodes N or --devices N sets another. A path of a TOML file works as well as a name. "
+        "autoplan clusters NAME shows all numbers of one."
+    )
+    return Grid("Clusters", ("name", ">devices", "device", ">memory", ""), rows, note=note)
 
 
 def cluster_grids(cluster: ClusterSpec) -> list[Grid]:
@@ -72,7 +74,7 @@ def _level(level: Level) -> Grid:
         ("rate per direction", format_rate(level.bytes_per_s, "B/s"), source.get("bytes_per_s", "")),
         ("latency", format_seconds(level.latency_s), source.get("latency_s", "")),
         ("efficiency", f"{level.efficiency:g}", source.get("efficiency", "")),
-        ("reduce-scatter moves", f"{level.reduce_scatter_factor:g} x", source.get("reduce_scatter_factor", "")),
+        ("reduce-scatter moves", f"{level.reduce_scatter_factor:g} x", source.get("reduce_scatter_factor", "default")),
     ]
     rows += [
         (f"{m.kind} of {m.group_size}", f"{len(m.seconds.points)} points", source.get(m.kind, ""))

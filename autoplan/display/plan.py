@@ -49,7 +49,12 @@ def plan_grids(plan: Plan) -> list[Grid]:
     replicated = tuple((target, str(n)) for target, n in sorted(plan.replicated.items()))
     grids = [
         Grid(f"Plan for {plan.model}", ("", ""), tuple(_summary(plan))),
-        Grid("Predicted step on one device", ("", ">", ">"), tuple(_breakdown(plan))),
+        Grid(
+            "Predicted step on one device",
+            ("", ">", ">"),
+            tuple(_breakdown(plan)),
+            note="time as a share of the step; memory held at the moment of the peak, as a share of the cap",
+        ),
         Grid(
             "Parameters, buffers and inputs",
             ("path", "placement", ">count"),
