@@ -21,6 +21,7 @@ from autoplan.errors import OptionError, PlanMismatchError
 from autoplan.hardware import load_cluster
 from autoplan.ir import Mesh, Plan, PlanOptions
 from autoplan.runtime import InputSignature, ParallelModule, RuntimeMesh, abort_on_error, broadcast_or_raise
+from autoplan.runtime.guard import synchronise_weights
 from autoplan.trace import TracedModel, trace
 from autoplan.trace.capture import LossFn
 
@@ -46,7 +47,7 @@ def parallelize(
     script runs with world size 1. Rank 0 plans; all ranks execute that plan.
 
     Args:
-        model: The model to train, with its weights, alike on all ranks.
+        model: The model to train, with its weights; where they differ between ranks, rank 0's are taken.
         batch: One example batch, of the shapes to train with (dict of keyword arguments, or tuple).
         cluster: Profile file of the hardware; ``cpu-gloo`` by default.
         memory: Cap per device, in bytes or as ``"40GB"``.
@@ -82,6 +83,12 @@ def parallelize(
         if emitted is None:
             emitted = emit(traced.graph, chosen, device=_device_type())
         at = RuntimeMesh.create(chosen.mesh)
+        if synchronise_weights(model, at):
+            warnings.warn(
+                "weights differed between ranks and were set to rank 0's: call torch.manual_seed with one seed on "
+                "every rank before building the model, or load the same weights",
+                stacklevel=2,
+            )
         signature = InputSignature.of(traced.args, traced.kwargs, traced.paths, model.forward)
 
         def retrace(training: bool) -> tuple[Partitioned, LocalProgram]:

@@ -14,12 +14,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from autoplan import errors
 from autoplan.codegen import rng
-from autoplan.errors import AutoplanError, WorkerError
+from autoplan.errors import AutoplanError, OptionError, WorkerError
 from autoplan.runtime import compat
 from autoplan.runtime.mesh import RuntimeMesh
+from autoplan.runtime.signature import batch_hash
 
 _NOTE = "autoplan/failed"
 
@@ -140,3 +142,30 @@ def synchronise_generators(at: RuntimeMesh) -> bool:
         dist.broadcast(common, 0, group=at.group)
         generator.set_state(common.cpu())
     return differed
+
+
+def synchronise_weights(model: nn.Module, at: RuntimeMesh) -> bool:
+    """Gives every rank of a mesh rank 0's parameters and buffers, in place; says whether they differed. Collective.
+
+    A script that builds its model without a seed has other weights on every rank. Where weights are on the meta device
+    on any rank nothing is done.
+
+    Raises:
+        OptionError: Names, shapes or types differ between ranks.
+    """
+    if at.group is None or at.mesh.size == 1:
+        return False
+    held = dict([*model.named_parameters(), *model.named_buffers()])
+    kinds = hashlib.blake2b(repr([(n, x.shape, x.dtype) for n, x in held.items()]).encode(), digest_size=8).digest()
+    if len(set(gather_words(int.from_bytes(kinds, "little") >> 1, at.group))) > 1:
+        raise OptionError("ranks have other parameters or buffers than rank 0: build the same model on every rank")
+    words = gather_words(-1 if any(x.is_meta for x in held.values()) else batch_hash(held), at.group)
+    if -1 in words or len(set(words)) == 1:
+        return False
+    on_wire = torch.device(compat.device_type())
+    with torch.no_grad():
+        for x in held.values():
+            common = x.detach().to(on_wire, memory_format=torch.contiguous_format, copy=True)
+            dist.broadcast(common, 0, group=at.group)
+            x.copy_(common)
+    return True

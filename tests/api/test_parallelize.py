@@ -274,3 +274,23 @@ def test_plan_for_another_cluster_is_refused(tmp_path: Any) -> None:
     with pytest.raises(PlanMismatchError, match="cluster"):
         parallelize(make("gpt2"), batches()[0], plan=tmp_path / "plan.json", cluster="a100-8x")
     assert Plan.load(tmp_path / "plan.json").hash == made.hash
+
+
+def unlike_weights(rank: int) -> None:
+    """A model built without a seed trains rank 0's weights, and says so."""
+    expected = trained(make("gpt2"), 2)[0]
+    model = make("gpt2")
+    if rank:
+        with torch.no_grad():
+            for x in [*model.parameters(), *model.buffers()]:
+                if x.is_floating_point():
+                    x.add_(0.1)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        module = parallelize(model, batches()[0])
+    assert any("weights differed between ranks" in str(w.message) for w in seen), seen
+    assert trained(module, 2)[0] == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_unlike_weights() -> None:
+    run_ranks(2, unlike_weights)
