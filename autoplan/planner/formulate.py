@@ -16,8 +16,8 @@ solution back; `evaluate` prices any assignment of the unfolded network by the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,13 +55,14 @@ class Formulation:
         network: The network, folded or not.
         options: Per node (those that stand for themselves) its options.
         x: Per such node the index of its first variable.
-        crossings: Per z variable, from `first_z` on: (edge class index, Out, In, crossing).
+        kept: Per z variable that keeps a redistributed copy, its edges.
     """
 
     problem: Problem
     network: Network
     options: Mapping[int, Sequence[Option]]
     x: Mapping[int, int]
+    kept: Mapping[int, tuple[Edge, ...]] = field(default_factory=dict)
 
 
 class Assignment(dict[int, int]):
@@ -171,10 +172,12 @@ def formulate(
         span = builder.add_vars(costs, True, {MEMORY: sizes})
         x[k] = span.start
         builder.add_rows([0, len(span)], list(span), [1.0] * len(span), [1.0])
+    kept: dict[int, tuple[Edge, ...]] = {}
     for (u, port, v, slot), members in edge_classes(net).items():
-        _edge_rows(builder, prices, options, x, (u, port, v, slot), members, cap_bytes is not None)
+        copies = _edge_rows(builder, prices, options, x, (u, port, v, slot), members, cap_bytes is not None)
+        kept.update(dict.fromkeys(copies, tuple(members)))
     problem = builder.build(caps={} if cap_bytes is None else {MEMORY: float(cap_bytes)})
-    return Formulation(problem, net, options, x)
+    return Formulation(problem, net, options, x, kept)
 
 
 def _edge_rows(
@@ -185,7 +188,8 @@ def _edge_rows(
     edge: tuple[int, int, int, int],
     members: Sequence[Edge],
     capped: bool,
-) -> None:
+) -> list[int]:
+    """Equations (2) and (3) of an edge; returns the variables that keep a copy."""
     u, port, v, slot = edge
     value = members[0].value
     shows: dict[Out, list[int]] = {}
@@ -216,6 +220,7 @@ def _edge_rows(
             coefficient += [1.0] * len(mine) + [-1.0] * len(xs)
             start.append(len(index))
     builder.add_rows(start, index, coefficient, [0.0] * (len(start) - 1))
+    return [span.start + k for k, w in enumerate(ways) if w.kept]
 
 
 def decode(form: Formulation, solution: np.ndarray) -> Assignment:
@@ -224,14 +229,28 @@ def decode(form: Formulation, solution: np.ndarray) -> Assignment:
     return Assignment({n: chosen[k] for n, k in enumerate(form.network.cls)})
 
 
+def decode_kept(form: Formulation, solution: np.ndarray) -> frozenset[tuple[int, int]]:
+    """Target and slot of the edges on which a solution keeps a redistributed copy."""
+    return frozenset((e.target, e.slot) for z, edges in form.kept.items() if solution[z] > 0.5 for e in edges)
+
+
 def evaluate(
     net: Network,
     prices: Prices,
     options: Mapping[int, Sequence[Option]],
     assignment: Mapping[int, int],
     multiplier: float = 0.0,
+    copies: Collection[tuple[int, int]] | None = None,
 ) -> Evaluation | None:
     """Prices an assignment edge by edge; a copy is kept where ``cost + multiplier·bytes`` is less.
+
+    Args:
+        net: The network.
+        prices: Prices on its mesh.
+        options: Per standing node.
+        assignment: Option per node.
+        multiplier: Seconds per byte.
+        copies: Target and slot of the edges that keep a copy, where that is decided already.
 
     Returns:
         None where some edge cannot connect what its ends chose.
@@ -252,6 +271,8 @@ def evaluate(
         ways = crossings(e.value, a, b, prices, prices.graph)
         if not ways:
             return None
+        if copies is not None:
+            ways = [w for w in ways if w.kept == ((e.target, e.slot) in copies)] or ways
         way = min(ways, key=lambda w: (w.cost_s + multiplier * w.bytes, w.bytes))
         moved += way.cost_s
         size += way.bytes

@@ -3,7 +3,8 @@
 For one mesh the frontier is found by a sweep of the multiplier λ of memory over the folded problem: each λ gives an
 integral point on the lower convex hull of (memory, time), in which all blocks of a run are alike. Between two
 neighbours A and B lie the mixes in which the first k blocks follow B and the rest A; they are priced exactly on the
-unfolded network. The Lagrangian values of the sweep bound every plan from below:
+unfolded network. Under a given cap the frontier is refined and an integer program solved (`autoplan.planner.capped`).
+The Lagrangian values of the sweep bound every plan from below:
 
     time(M) >= max over λ of [ min (time + λ·memory) − λ·M ]                                              (1)
 
@@ -17,12 +18,13 @@ import fnmatch
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autoplan.errors import AutoplanError, InfeasibleError, OptionError
 from autoplan.hardware import ClusterSpec
 from autoplan.ir import Mesh, OpGraph, Placement, PlanOptions, local_shape
+from autoplan.planner.capped import near, refine, solve_capped
 from autoplan.planner.cells import make_cells
 from autoplan.planner.formulate import (
     MEMORY,
@@ -35,13 +37,18 @@ from autoplan.planner.formulate import (
     node_options,
 )
 from autoplan.planner.network import Network, build_network
+from autoplan.planner.options import Option
 from autoplan.planner.pricing import Prices
 from autoplan.rules import FactorTable, analyse
 from autoplan.rules.redistribute import Codes, encode
-from autoplan_solver import LagrangianPoint, NoSolutionError, dual_bound, solve_integer, sweep
+from autoplan_solver import LagrangianPoint, LagrangianSolver, NoSolutionError, dual_bound, sweep
 
 EXACT_VARIABLES = 12_000
-"""Unfolded problems up to this size are also solved exactly under the cap."""
+"""Unfolded problems up to this size are solved with all their options under the cap."""
+UNFOLDED_OPTIONS = 2_000
+"""Up to so many options near the frontier, blocks may differ under the cap; above, the integer program is folded."""
+GAP = 1e-4
+"""Relative distance from the bound at which a plan is good enough."""
 POINTS = 10
 MIXES = 6
 
@@ -63,7 +70,8 @@ class Candidate:
     @property
     def key(self) -> tuple[object, ...]:
         """Identity, also a deterministic order among equals."""
-        return self.mesh.shape, tuple(self.assignment[n] for n in sorted(self.assignment))
+        copies = tuple(sorted(e for e, kept in self.value.kept.items() if kept))
+        return self.mesh.shape, tuple(self.assignment[n] for n in sorted(self.assignment)), copies
 
 
 @dataclass
@@ -76,15 +84,19 @@ class MeshProblem:
         options: Options per standing node.
         form: Folded formulation.
         points: Points of the sweep, cheapest first.
-        candidates: Frontier points and mixes.
+        candidates: Frontier points and mixes, and what was found under caps.
+        solver: Of the folded formulation, warm.
+        rooms: Memory for which this has been refined.
     """
 
     prices: Prices
     network: Network
-    options: Mapping[int, Sequence[object]]
+    options: Mapping[int, Sequence[Option]]
     form: Formulation
+    solver: LagrangianSolver
     points: list[LagrangianPoint] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    rooms: set[float] = field(default_factory=set)
 
     @property
     def mesh(self) -> Mesh:
@@ -94,6 +106,43 @@ class MeshProblem:
     def bound(self, cap_bytes: float) -> float:
         """Equation (1)."""
         return max(0.0, dual_bound(self.points, {MEMORY: cap_bytes})) if self.points else 0.0
+
+    def best(self, room: float) -> Candidate | None:
+        """The fastest candidate known that needs no more than `room` bytes."""
+        return next((c for c in self.candidates if c.value.bytes <= room), None)
+
+    def improve(self, room: float) -> None:
+        """Looks for faster candidates under a cap of `room` bytes, once."""
+        if room in self.rooms or self._done(room):
+            return
+        self.rooms.add(room)
+        self.points += refine(self.points, self.solver, room)
+        self._add([_candidate(self, decode(self.form, p.x), _price(p)) for p in self.points if p.x is not None])
+        self._add(_fitting_mixes(self, room))
+        if not self._done(room):
+            self._add([self._integer(room)])
+
+    def _done(self, room: float) -> bool:
+        best = self.best(room)
+        return best is None or best.value.cost_s <= self.bound(room) * (1 + GAP)
+
+    def _add(self, found: Sequence[Candidate | None]) -> None:
+        self.candidates = _pareto([*self.candidates, *(c for c in found if c is not None)])
+
+    def _integer(self, room: float) -> Candidate | None:
+        """The optimum under the cap: over all options where the unfolded problem is small, else near the frontier."""
+        net, flat = self.network, self.network.unfolded()
+        if self.form.problem.n_variables * len(flat.nodes) <= EXACT_VARIABLES * len(self.options):
+            allowed = {k: list(range(len(mine))) for k, mine in self.options.items()}
+            net, gap = flat, 1e-6
+        else:
+            allowed, gap = near(self.form, self.points), GAP
+            if sum(len(allowed[k]) for k in net.cls) <= UNFOLDED_OPTIONS:
+                net = flat
+        standing = {n: self.network.cls[n] for n in sorted(set(net.cls))}
+        own = {n: self.options[k] for n, k in standing.items()}
+        found = solve_capped(net, self.prices, own, {n: allowed[k] for n, k in standing.items()}, room, gap)
+        return None if found is None else _candidate(self, found[0], copies=found[1])
 
 
 def mesh_shapes(devices: int, axes: int = 3) -> list[tuple[int, ...]]:
@@ -150,20 +199,25 @@ def solve_mesh(
     if empty:
         raise InfeasibleError(f"nothing can be done for {empty[0]} on mesh {mesh}")
     form = formulate(network, prices, choices)
-    problem = MeshProblem(prices, network, choices, form)
+    problem = MeshProblem(prices, network, choices, form, LagrangianSolver(form.problem))
     try:
-        problem.points = [p for p in sweep(form.problem, MEMORY, n_points=POINTS) if p.x is not None]
+        points = sweep(form.problem, MEMORY, n_points=POINTS, solver=problem.solver)
+        problem.points = [p for p in points if p.x is not None]
     except NoSolutionError as e:
         raise InfeasibleError(f"no placement of the rest fits the pins {dict(options.pins)} on mesh {mesh}") from e
     problem.candidates = _candidates(problem)
     return problem
 
 
+def _price(point: LagrangianPoint) -> float:
+    return float(point.multipliers.get(MEMORY, 0.0))
+
+
 def _candidates(problem: MeshProblem) -> list[Candidate]:
     pure: list[tuple[Assignment, float]] = []
     for p in problem.points:
         assert p.x is not None
-        pure.append((decode(problem.form, p.x), float(p.multipliers.get(MEMORY, 0.0))))
+        pure.append((decode(problem.form, p.x), _price(p)))
     found = [_candidate(problem, a, m) for a, m in pure]
     length = max(problem.network.runs, default=1)
     ks = sorted({max(1, min(length - 1, round(length * i / (MIXES + 1)))) for i in range(1, MIXES + 1)})
@@ -171,8 +225,28 @@ def _candidates(problem: MeshProblem) -> list[Candidate]:
         for k in ks if length > 1 else []:
             for rest in (fast, small):
                 found.append(_candidate(problem, _mix(problem.network, fast, small, rest, k), m))
-    unique = {c.key: c for c in found if c is not None}
-    return _pareto(list(unique.values()))
+    return _pareto([c for c in found if c is not None])
+
+
+def _fitting_mixes(problem: MeshProblem, room: float) -> list[Candidate | None]:
+    """Mixes of the two points around `room` with as few blocks of the smaller one as fit, by bisection."""
+    above = [p for p in problem.points if p.resources[MEMORY] > room and p.x is not None]
+    below = [p for p in problem.points if p.resources[MEMORY] <= room and p.x is not None]
+    length = max(problem.network.runs, default=1)
+    if not above or not below or length == 1:
+        return []
+    a, b = max(above, key=lambda p: p.cost), min(below, key=lambda p: p.cost)
+    assert a.x is not None and b.x is not None
+    fast, small = decode(problem.form, a.x), decode(problem.form, b.x)
+    found: list[Candidate | None] = []
+    for rest in (fast, small):
+        low, high = 0, length
+        while high - low > 1:
+            k = (low + high) // 2
+            mixed = _candidate(problem, _mix(problem.network, fast, small, rest, k), _price(b))
+            found.append(mixed)
+            low, high = (low, k) if mixed is not None and mixed.value.bytes <= room else (k, high)
+    return found
 
 
 def _mix(net: Network, fast: Assignment, small: Assignment, rest: Assignment, k: int) -> Assignment:
@@ -183,8 +257,13 @@ def _mix(net: Network, fast: Assignment, small: Assignment, rest: Assignment, k:
     return out
 
 
-def _candidate(problem: MeshProblem, assignment: Assignment, multiplier: float) -> Candidate | None:
-    value = evaluate(problem.network, problem.prices, problem.form.options, assignment, multiplier)
+def _candidate(
+    problem: MeshProblem,
+    assignment: Assignment,
+    multiplier: float = 0.0,
+    copies: Collection[tuple[int, int]] | None = None,
+) -> Candidate | None:
+    value = evaluate(problem.network, problem.prices, problem.form.options, assignment, multiplier, copies)
     return None if value is None else Candidate(problem.mesh, assignment, value)
 
 
@@ -242,16 +321,24 @@ class Search:
     def next(self, cap_bytes: int, faster_than: float = math.inf) -> Candidate | None:
         """The fastest candidate not tried yet that is expected to fit."""
         start = time.perf_counter()
-        best: Candidate | None = None
-        for shape, problem in self.problems.items():
-            room = cap_bytes - self.excess.get(shape, 0.0)
-            for c in (*self._exact(problem, room), *problem.candidates):
-                if c.key in self.tried or c.value.bytes > room or c.value.cost_s >= faster_than * (1 - 1e-9):
-                    continue
-                if best is None or (c.value.cost_s, c.key) < (best.value.cost_s, best.key):
-                    best = c
+        rooms = {shape: cap_bytes - self.excess.get(shape, 0.0) for shape in self.problems}
+        best = self._best(rooms, faster_than)
+        for shape, problem in sorted(self.problems.items(), key=lambda item: (item[1].bound(rooms[item[0]]), item[0])):
+            limit = faster_than if best is None else best.value.cost_s
+            if problem.bound(rooms[shape]) < limit:  # else nothing on this mesh can win
+                problem.improve(rooms[shape])
+                best = self._best(rooms, faster_than)
         self.solve_s += time.perf_counter() - start
         return best
+
+    def _best(self, rooms: Mapping[tuple[int, ...], float], faster_than: float) -> Candidate | None:
+        found = [
+            c
+            for shape, problem in self.problems.items()
+            for c in problem.candidates
+            if c.key not in self.tried and c.value.bytes <= rooms[shape] and c.value.cost_s < faster_than * (1 - 1e-9)
+        ]
+        return min(found, key=lambda c: (c.value.cost_s, c.key), default=None)
 
     def smallest(self) -> list[Candidate]:
         """Per mesh the candidate of least memory, least of all first."""
@@ -263,27 +350,6 @@ class Search:
     def bound(self, cap_bytes: int) -> float:
         """Lower bound of the objective over all meshes under a cap, within the model."""
         return min(p.bound(cap_bytes - self.excess.get(s, 0.0)) for s, p in self.problems.items())
-
-    def _exact(self, problem: MeshProblem, room: float) -> list[Candidate]:
-        """The optimum under the cap, where the unfolded problem is small and (1) leaves a gap."""
-        fitting = [c for c in problem.candidates if c.value.bytes <= room]
-        if not fitting or fitting[0].value.cost_s <= problem.bound(room) * (1 + 1e-4):
-            return []
-        flat = problem.network.unfolded()
-        if problem.form.problem.n_variables * max(1, len(flat.nodes)) > EXACT_VARIABLES * len(problem.options):
-            return []
-        options = {n: problem.form.options[k] for n, k in enumerate(problem.network.cls)}
-        form = formulate(flat, problem.prices, options, cap_bytes=room)
-        solution = solve_integer(form.problem, backend="highs", gap=1e-6, time_limit_s=20.0)
-        if solution.x is None:
-            return []
-        found = _candidate(problem, decode(form, solution.x), self._price_of_memory(problem, room))
-        return [found] if found is not None and found.value.bytes <= room else []
-
-    @staticmethod
-    def _price_of_memory(problem: MeshProblem, room: float) -> float:
-        fitting = [p for p in problem.points if p.resources[MEMORY] <= room]
-        return float(fitting[0].multipliers.get(MEMORY, 0.0)) if fitting else 0.0
 
 
 def _shapes(devices: int, graph: OpGraph) -> list[tuple[int, ...]]:
