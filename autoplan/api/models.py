@@ -44,7 +44,7 @@ def load_model(spec: str, *, batch: int | None = None, seq: int | None = None) -
         made = fn()
     except AutoplanError:
         raise
-    except Exception as e:  # the user's own code may raise anything
+    except (Exception, SystemExit) as e:  # the user's own code may raise anything, or leave
         frame = traceback.extract_tb(e.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise OptionError(f"{spec} raised {type(e).__name__}: {e} ({place} `{frame.line}`)") from e
@@ -69,7 +69,7 @@ def _module(where: str) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as e:  # the user's own code may raise anything
+    except (Exception, SystemExit) as e:  # the user's own code may raise anything, or leave
         raise OptionError(f"cannot load {where}: {type(e).__name__}: {e}") from e
     return module
 

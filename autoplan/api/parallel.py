@@ -21,7 +21,7 @@ from autoplan.errors import OptionError, PlanMismatchError
 from autoplan.hardware import load_cluster
 from autoplan.ir import Mesh, Plan, PlanOptions
 from autoplan.runtime import InputSignature, ParallelModule, RuntimeMesh, abort_on_error, broadcast_or_raise
-from autoplan.runtime.guard import synchronise_weights
+from autoplan.runtime.guard import gather_words, synchronise_weights
 from autoplan.trace import TracedModel, trace
 from autoplan.trace.capture import LossFn
 
@@ -152,6 +152,7 @@ def _agree(
 
     text = broadcast_or_raise(decide)
     chosen = Plan.from_json(json.loads(text))
+    _check_hash(chosen)
     if chosen.graph_fingerprint != traced.graph.fingerprint:
         raise PlanMismatchError(
             f"this rank traced another graph ({traced.graph.fingerprint}) than rank 0 planned "
@@ -160,6 +161,20 @@ def _agree(
     if world > chosen.mesh.size and (not dist.is_initialized() or dist.get_rank() == 0):
         warnings.warn(f"the plan uses {chosen.mesh.size} of {world} processes; the others stay idle", stacklevel=4)
     return chosen, made[0] if made else None
+
+
+def _check_hash(chosen: Plan) -> None:
+    """All ranks must hold one plan; raises on every rank where they do not."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
+        return
+    seen = gather_words(int(chosen.hash, 16) >> 1, world)
+    others = [r for r, word in enumerate(seen) if word != seen[0]]
+    if others:
+        raise PlanMismatchError(
+            f"ranks {others} hold another plan than rank 0 (here its hash is {chosen.hash}): autoplan must be of one "
+            "version on all ranks"
+        )
 
 
 def _check(plan: Plan, traced: TracedModel, cluster: Cluster, world: int) -> None:

@@ -111,6 +111,8 @@ class _Step:
         counters = 4 * len(trainable) if optimizer_states > 1 else 0  # AdamW counts steps in a scalar per parameter
         yield optimizer_states * sum(map(_bytes, trainable)) + counters, "optimizer"
         yield sum(self._whole_batch()), "inputs"
+        if self.program.mesh.size > 1:
+            yield 4 * self.program.mesh.size, "inputs"  # the DeviceMesh keeps its ranks as an int32 tensor
 
     def _whole_batch(self) -> list[int]:
         """Per input, the bytes of the whole tensor that the user holds, where this rank's piece is less."""
@@ -165,8 +167,10 @@ class _Step:
         assert partitioned.backward is not None
         tangent = self.new(_bytes(value_of(partitioned.backward.graph.find_nodes(op="placeholder")[0])))
         self.hold(tangent)
+        self.hold(tangent)  # once more: autograd holds the gradient it was started with until it is done
         arguments = [tangent, *held]  # run() takes over these names
         results = self.run("backward", partitioned.backward.graph, arguments, boxed=True)
+        self.drop(tangent)
         for slot in _flat(results):
             self.kinds[slot] = "gradients"
 

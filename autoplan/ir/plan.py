@@ -235,6 +235,7 @@ class Plan:
             raise PlanMismatchError(
                 f"plan format {data['format']!r}, but this version of autoplan reads {FORMAT}: plan again"
             )
+        _check_types(data)
         try:
             mesh = mesh_from(data["mesh"])
             plain = (
@@ -310,6 +311,32 @@ class Plan:
             f"{self.step_time_s * 1e3:.2f} ms per step, peak {peak / 1e9:.3f} of {self.cap_bytes / 1e9:.3f} GB, "
             f"{recomputed} of {len(self.ops)} ops recomputed, gap {self.gap:.2%}"
         )
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("model", "graph_fingerprint", "cluster", "cluster_fingerprint"), (str,)),
+    **dict.fromkeys(("step_time_s", "objective_s", "bound_s", "gap", "solve_s"), (int, float)),
+    **dict.fromkeys(("schedule", "options", "inputs", "breakdown", "source", "replicated"), (dict,)),
+    "mesh": (dict, list, str),
+    "cap_bytes": (int,),
+    "peak_bytes": (list,),
+    "stages": (list,),
+}
+
+
+def _check_types(data: Mapping[str, Any]) -> None:
+    """Every key is there and holds what it should; names the first that does not."""
+    for key, kinds in _TYPES.items():
+        if key not in data:
+            raise PlanMismatchError(f"malformed plan file: the key {key!r} is missing")
+        if not isinstance(data[key], kinds) or isinstance(data[key], bool):
+            wanted = " or ".join(k.__name__ for k in kinds)
+            raise PlanMismatchError(f"malformed plan file: {key} is {data[key]!r:.60}, expected {wanted}")
+    numbers = [("peak_bytes", n) for n in data["peak_bytes"]]
+    numbers += [(f"{key}.{k}", n) for key in ("breakdown", "replicated") for k, n in data[key].items()]
+    for key, n in numbers:
+        if isinstance(n, bool) or not isinstance(n, int | float):
+            raise PlanMismatchError(f"malformed plan file: {key} holds {n!r:.60}, expected a number")
 
 
 def mesh_json(mesh: Mesh) -> dict[str, int]:

@@ -9,8 +9,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Outputs are put together with the spec that torch.export returned, which only this module understands.
+import torch.utils._pytree as pytree
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
+
+# The only hook that sees the tensors every op returns, below autograd; documented, but without a public name.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "StorageWatch",
+    "TorchDispatchMode",
+    "default_store",
+    "device_type",
+    "local_tensor",
+    "pytree",
+    "storage_key",
+    "strided_shard",
+]
 
 
 def strided_shard(dim: int, split_factor: int) -> DTensorPlacement:

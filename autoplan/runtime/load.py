@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
 
 from autoplan.codegen.collectives import MeshContext
+from autoplan.runtime.compat import pytree
 
 
 def load(gm: fx.GraphModule, context: MeshContext, device: torch.device) -> fx.GraphModule:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoplan.runtime import compat
+from autoplan.runtime.compat import TorchDispatchMode, pytree
 
 
 def measure_peak(step: Callable[[], Any]) -> int:

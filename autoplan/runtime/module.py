@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from autoplan.codegen.partition import Partitioned
@@ -17,6 +16,7 @@ from autoplan.codegen.program import LocalProgram
 from autoplan.errors import OptionError
 from autoplan.ir import Placement, local_shape
 from autoplan.runtime import compat
+from autoplan.runtime.compat import pytree
 from autoplan.runtime.guard import gather_words, synchronise_generators
 from autoplan.runtime.layout import shard_tensor, wrap
 from autoplan.runtime.mesh import RuntimeMesh

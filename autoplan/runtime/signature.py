@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from autoplan.errors import OptionError
+from autoplan.runtime.compat import pytree
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-import torch.utils._pytree as pytree
 from torch import nn
 
 from autoplan.errors import UnsupportedOpError
 from autoplan.ir import Arg, GraphInput, Op, OpGraph, Ref, TensorSpec
-from autoplan.trace.compat import FakeTensor
+from autoplan.trace.compat import FakeTensor, pytree
 from autoplan.trace.normalise import functionalise, inline_regions
 
 _NO_GRADIENT = {"detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from autoplan.errors import OptionError, TraceError
 from autoplan.ir import OpGraph
 from autoplan.trace.attention import opaque_attention
 from autoplan.trace.build import build_graph
-from autoplan.trace.compat import FakeTensor, FakeTensorMode
+from autoplan.trace.compat import FakeTensor, FakeTensorMode, pytree
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 

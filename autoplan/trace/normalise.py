@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-import torch.utils._pytree as pytree
 
 from autoplan.errors import UnsupportedOpError
+from autoplan.trace.compat import pytree
 
 _STATISTICS = {"batch_norm": 5, "instance_norm": 5, "cudnn_batch_norm": 5, "native_batch_norm": 5}
 """Ops that update running statistics though their schema does not say so -> position of the flag that makes them."""

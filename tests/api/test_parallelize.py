@@ -294,3 +294,18 @@ def unlike_weights(rank: int) -> None:
 
 def test_unlike_weights() -> None:
     run_ranks(2, unlike_weights)
+
+
+def another_plan_on_one_rank(rank: int) -> str:
+    read = Plan.from_json
+    if rank == 1:
+        Plan.from_json = classmethod(lambda cls, data: read(data).replace(model="another"))  # type: ignore[assignment]
+    try:
+        parallelize(make("gpt2"), batches()[0], mesh=(2,))
+    except PlanMismatchError as e:
+        return str(e)
+    return ""
+
+
+def test_ranks_with_another_plan_are_found_out_on_every_rank() -> None:
+    assert all("ranks [1] hold another plan" in said for said in run_ranks(2, another_plan_on_one_rank, timeout_s=120))
