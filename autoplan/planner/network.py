@@ -1,6 +1,6 @@
 """The network the planner decides on: nodes with options, edges with values; repeated blocks folded into one.
 
-Identical blocks are recognised by structure: each cell gets a signature of its ops, shapes and parameters, and a
+Identical blocks are recognised by structure: each cell gets a signature of its ops, shapes, parameters and pins, and a
 repeated stretch of signatures is a run of blocks if every block reads what the block before it reads, shifted by one
 block. Folded, a block stands once with its multiplicity; the edge from one block to the next becomes an edge of the
 block to itself, so that all blocks share their boundary placement.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoplan.ir import OpGraph
 from autoplan.planner.cells import Cell
 from autoplan.rules import FactorTable
+from autoplan.rules.redistribute import Codes
 
 _MATMULS = {"linear", "addmm", "matmul", "mm", "bmm"}
 
@@ -79,8 +80,23 @@ class Network:
         return Network(self.nodes, self.edges, tuple(range(len(self.nodes))), self.block, self.runs)
 
 
-def build_network(graph: OpGraph, table: FactorTable, cells: Sequence[Cell], *, fold: bool = True) -> Network:
-    """Builds the network of a graph's cells."""
+def build_network(
+    graph: OpGraph,
+    table: FactorTable,
+    cells: Sequence[Cell],
+    *,
+    fold: bool = True,
+    pins: Mapping[str, Codes] | None = None,
+) -> Network:
+    """Builds the network of a graph's cells.
+
+    Args:
+        graph: The forward graph.
+        table: Its factors.
+        cells: Its cells.
+        fold: Whether identical blocks stand once.
+        pins: Placements of inputs by path; blocks that are pinned apart are not identical.
+    """
     nodes: list[Node] = [Node(i.path, value=i.value) for i in graph.inputs]
     producer: dict[str, tuple[int, int]] = {i.value: (k, 0) for k, i in enumerate(graph.inputs)}
     fans = _fan_values(graph, cells)
@@ -105,7 +121,7 @@ def build_network(graph: OpGraph, table: FactorTable, cells: Sequence[Cell], *, 
                 edges.append(Edge(*producer[value], fan, 0, value))
     identity = tuple(range(len(nodes)))
     flat = Network(tuple(nodes), tuple(edges), identity, (-1,) * len(nodes))
-    return _fold(flat, graph, cell_nodes) if fold else flat
+    return _fold(flat, graph, cell_nodes, pins or {}) if fold else flat
 
 
 def _is_product(cell: Cell) -> bool:
@@ -128,8 +144,8 @@ def _fan_values(graph: OpGraph, cells: Sequence[Cell]) -> set[str]:
     return {v for v, n in count.items() if n > 1}
 
 
-def _signature(cell: Cell, graph: OpGraph, local: Mapping[str, int]) -> tuple[object, ...]:
-    """Equal for cells that do the same work on tensors of the same shapes."""
+def _signature(cell: Cell, graph: OpGraph, pins: Mapping[str, Codes]) -> tuple[object, ...]:
+    """Equal for cells that do the same work on tensors of the same shapes, with parameters pinned alike."""
     names = {v: i for i, v in enumerate((*cell.ext, *(o for op in cell.ops for o in op.outputs)))}
 
     def arg(a: object) -> object:
@@ -137,7 +153,8 @@ def _signature(cell: Cell, graph: OpGraph, local: Mapping[str, int]) -> tuple[ob
             return tuple(arg(x) for x in a)
         return ("%", names[getattr(a, "value")]) if hasattr(a, "value") else a  # noqa: B009
 
-    kinds = tuple(graph.input_of[v].kind if v in graph.input_of else "" for v in cell.ext)
+    inputs = [graph.input_of.get(v) for v in cell.ext]
+    kinds = tuple(("",) if i is None else (i.kind, pins.get(i.path)) for i in inputs)
     ops = tuple(
         (op.target, arg(op.args), tuple((k, arg(v)) for k, v in op.kwargs.items()), len(op.outputs)) for op in cell.ops
     )
@@ -145,13 +162,13 @@ def _signature(cell: Cell, graph: OpGraph, local: Mapping[str, int]) -> tuple[ob
     return ops, kinds, specs, tuple(names[v] for v in cell.exports)
 
 
-def _fold(net: Network, graph: OpGraph, cell_nodes: Sequence[int]) -> Network:
+def _fold(net: Network, graph: OpGraph, cell_nodes: Sequence[int], pins: Mapping[str, Codes]) -> Network:
     signatures: dict[object, int] = {}
     marks = []
     for n in cell_nodes:
         cell = net.nodes[n].cell
         assert cell is not None
-        key = _signature(cell, graph, {})
+        key = _signature(cell, graph, pins)
         marks.append(signatures.setdefault(key, len(signatures)))
     cls, block, runs = list(net.cls), list(net.block), []
     start = 0

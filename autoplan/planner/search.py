@@ -192,8 +192,8 @@ def solve_mesh(
         InfeasibleError: Nothing satisfies the pins.
     """
     prices = Prices(graph, table, cluster, mesh, options.optimizer)
-    network = build_network(graph, table, make_cells(graph, table.rules))
     pins = resolve_pins(graph, options.pins, mesh)
+    network = build_network(graph, table, make_cells(graph, table.rules), pins=pins)
     choices = node_options(network, prices, pins, remat=options.remat)
     empty = [network.nodes[k].name for k, mine in choices.items() if not mine]
     if empty:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from torch import nn
 
 from autoplan.ir import GraphInput, Op, OpGraph
 from autoplan.planner.cells import make_cells
-from autoplan.planner.network import build_network
+from autoplan.planner.formulate import MEMORY, decode, evaluate, formulate
+from autoplan.planner.network import Network, build_network
 from autoplan.rules import analyse
-from tests.planner.cases import mlp_graph, transformer_graph
+from autoplan.trace import trace
+from autoplan_solver import sweep
+from tests.planner.cases import mlp_graph, setting, transformer_graph
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -76,9 +81,66 @@ def test_folding_does_not_look_at_names() -> None:
     assert build_network(renamed, table, make_cells(renamed, table.rules)).runs == (3,)
 
 
-def test_unequal_blocks_are_not_folded() -> None:
+def test_what_does_not_repeat_is_not_folded() -> None:
     graph = mlp_graph()
     table = analyse(graph)
     net = build_network(graph, table, make_cells(graph, table.rules))
     assert net.runs == () and net.cls == tuple(range(len(net.nodes)))
     assert dataclasses.replace(net).unfolded().cls == net.cls
+
+
+class Residual(nn.Module):
+    """Blocks ``x + down(tanh(up(x)))`` of the given hidden widths; with `skips` every block's input reaches the end."""
+
+    def __init__(self, hidden: tuple[int, ...], skips: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.up = nn.ModuleList(nn.Linear(8, h) for h in hidden)
+        self.down = nn.ModuleList(nn.Linear(h, 8) for h in hidden)
+        if tied:
+            for layer in self.down:
+                layer.bias = self.down[0].bias
+        self.skips = skips
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        seen = [x]
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.tanh(up(x)))
+            seen.append(x)
+        return self.last(torch.cat(seen) if self.skips else x).mean()
+
+
+def residual(hidden: tuple[int, ...], **kwargs: bool) -> tuple[OpGraph, Network]:
+    with torch.device("meta"):
+        graph = trace(Residual(hidden, **kwargs), (torch.empty(4, 8),)).graph
+    table = analyse(graph)
+    return graph, build_network(graph, table, make_cells(graph, table.rules))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "runs"),
+    [((16, 16, 16), (3,)), ((16, 24, 16), ()), ((16, 16, 24, 32, 32, 32), (2, 3)), ((16, 32, 16, 32), (2,))],
+)
+def test_blocks_of_other_widths_are_no_repetition(hidden: tuple[int, ...], runs: tuple[int, ...]) -> None:
+    graph, net = residual(hidden)
+    assert net.runs == runs
+    for n, k in enumerate(net.cls):  # what stands for another looks like it
+        mine, other = net.nodes[n], net.nodes[k]
+        for v, w in zip(mine.exports, other.exports, strict=True):
+            assert (graph.values[v].shape, graph.values[v].dtype) == (graph.values[w].shape, graph.values[w].dtype)
+
+
+@pytest.mark.parametrize("kwargs", [{"skips": True}, {"tied": True}])
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_folding_is_exact_where_blocks_are_wired_unusually(kwargs: dict[str, bool], mesh: tuple[int, ...]) -> None:
+    """Skips to the end and a bias that all blocks share: whatever is folded costs what it costs unfolded."""
+    graph, _ = residual((16, 16, 16, 16), **kwargs)
+    net, prices, options = setting(graph, mesh, "cpu-gloo")
+    form = formulate(net, prices, options)
+    for p in sweep(form.problem, MEMORY, n_points=5):
+        assert p.x is not None
+        price = p.multipliers.get(MEMORY, 0.0)
+        value = evaluate(net, prices, options, decode(form, p.x), price)
+        assert value is not None
+        assert value.cost_s + price * value.bytes == pytest.approx(p.priced, rel=1e-9)
