@@ -4,7 +4,8 @@
     python benchmarks/planner.py --small                      # one tiny case, prints only
 
 Seconds are medians of three runs in one process, on one thread. `fractional` counts the points of the sweep whose
-linear program was not integral; `gap` is that of the best candidate at a cap half way between least and most memory.
+linear program was not integral; `gap` is that of the proposal at a cap half way between least and most memory, and
+`next` the seconds that proposal takes once the mesh is solved (refining at the cap, integer program).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from autoplan_solver import LagrangianSolver, sweep
 
 RESULTS = Path(__file__).parent / "results"
 POINTS = 8
+LAPS = ("analyse", "options", "formulate", "first", "sweep", "search", "next")
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,12 @@ class Row:
     fractional: int
     gap: float
     search_s: float
+    next_s: float
 
     def cells(self) -> Sequence[str]:
         """For the markdown table."""
         seconds = (self.analyse_s, self.options_s, self.formulate_s, self.first_s, self.sweep_s, self.search_s)
+        seconds += (self.next_s,)
         return (
             self.case, self.mesh, f"{self.options:,}", f"{self.variables:,}", f"{self.rows:,}",
             *(f"{s:.2f}" for s in seconds), f"{self.fractional}/{self.points}", f"{self.gap:.2%}",
@@ -121,7 +125,7 @@ def run(case: Case, repeats: int = 3) -> Row:
     graph = graph_of(case)
     mesh = Mesh(case.mesh)
     cluster = load_cluster("a100-8x", devices=mesh.size)
-    laps: dict[str, list[float]] = {k: [] for k in ("analyse", "options", "formulate", "first", "sweep", "search")}
+    laps: dict[str, list[float]] = {k: [] for k in LAPS}
     for _ in range(repeats):
         clock = _Clock(laps)
         table = analyse(graph)
@@ -138,9 +142,10 @@ def run(case: Case, repeats: int = 3) -> Row:
         clock.lap("sweep")
         search = Search(graph, cluster, PlanOptions(mesh=mesh))
         clock.lap("search")
-    least, most = points[-1].resources[MEMORY], points[0].resources[MEMORY]
-    cap = int(least + (most - least) / 2)
-    best = search.next(cap)
+        least, most = points[-1].resources[MEMORY], points[0].resources[MEMORY]
+        cap = int(least + (most - least) / 2)
+        best = search.next(cap)
+        clock.lap("next")
     gap = (best.value.cost_s - search.bound(cap)) / best.value.cost_s if best else float("nan")
     medians = {k: statistics.median(v) for k, v in laps.items()}
     return Row(
@@ -158,6 +163,7 @@ def run(case: Case, repeats: int = 3) -> Row:
         fractional=sum(p.n_fractional > 0 for p in points),
         gap=max(0.0, gap),
         search_s=medians["search"],
+        next_s=medians["next"],
     )
 
 
@@ -176,7 +182,7 @@ def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     head = (
         "case", "mesh", "options", "variables", "rows", "factors s", "options s", "formulate s", "first λ s",
-        f"sweep of {POINTS} s", "whole search s", "fractional", "gap",
+        f"sweep of {POINTS} s", "whole search s", "next s", "fractional", "gap",
     )  # fmt: skip
     lines = [head, ["---"] * len(head), *(r.cells() for r in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

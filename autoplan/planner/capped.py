@@ -7,8 +7,9 @@ multiplier finds. Two steps reach most of them:
   that chord is an edge of the hull. The bound (1) of `autoplan.planner.search` is then the best that any multiplier
   gives.
 * `solve_capped` solves the integer program under the cap over the options whose sharding some point of the frontier
-  uses, in every state. A few hundred variables are left, which takes milliseconds. Since the fastest point's sharding
-  is among them, the result is never slower than deciding on sharding first and on recomputation afterwards.
+  uses, in every state. A few hundred variables are left, which takes hundredths of a second. The fastest point's
+  sharding is among them, so (on an unfolded network, within the gap) the result is not slower than the best
+  recomputation for that sharding.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_folding_loses_nothing_here() -> None:
     for price in (0.0, 1e-11, 1e-9):
         a, b = folded.solve({MEMORY: price}), unfolded.solve({MEMORY: price})
         assert b.lagrangian <= a.lagrangian * (1 + 1e-9)
-        assert b.lagrangian == pytest.approx(a.lagrangian, rel=0.02)
+        assert b.lagrangian == pytest.approx(a.lagrangian, rel=1e-4)
 
 
 def sequential(
@@ -116,7 +117,7 @@ CASES = {
 }
 
 
-def gains(case: str) -> list[float]:
+def gains(case: str, fractions: Sequence[float] = (0.9, 0.6, 0.3)) -> list[float]:
     """Sequential time over joint time under a row of caps where both are feasible; 1 means equal."""
     kind, mesh, cluster = CASES[case]
     graph = mlp_graph(64, 256, 512) if kind == "mlp" else transformer_graph(kind, 1, width=256, batch=8, sequence=64)
@@ -124,7 +125,7 @@ def gains(case: str) -> list[float]:
     points = sweep(formulate(net, prices, options).problem, MEMORY)
     least, most = points[-1].resources[MEMORY], points[0].resources[MEMORY]
     out = []
-    for fraction in (0.9, 0.6, 0.3):
+    for fraction in fractions:
         cap = math.ceil(least + fraction * (most - least))
         joint, after = optimum(net, prices, options, cap), sequential(graph, net, prices, options, cap)
         assert joint is not None
@@ -143,9 +144,9 @@ def test_joint_is_never_worse_than_sequential(case: str) -> None:
 def test_joint_is_strictly_better_on_gpt2_2x2() -> None:
     """GPT-2, one block of width 256, 2 x 2 devices: with sharding fixed first, recomputation costs more time.
 
-    (That joint is never worse is checked inside `gains`.)
+    (That joint is never worse is checked inside `gains`; what `Search` proposes, in test_capped.py.)
     """
-    assert max(gains("gpt2 on 2x2")) > 1.001
+    assert max(gains("gpt2 on 2x2", (0.6,))) > 1.001
 
 
 def search(graph: OpGraph, devices: int = 4, **options: object) -> Search:
