@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -117,18 +117,17 @@ def demo_model() -> nn.Module:
     return model.train()
 
 
-def demo_batches(steps: int) -> list[dict[str, torch.Tensor]]:
-    """Batches of English text: neighbouring bytes, hashed to the vocabulary."""
+def demo_batches(steps: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of English text: neighbouring bytes, hashed to the vocabulary; made one at a time, so one is held."""
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[k] for k in sorted(topics)).encode()
-    data = torch.tensor(list(text), dtype=torch.int64)
-    ids = (data[:-1] * 40_503 + data[1:] * 9_973) % VOCABULARY
-    need = steps * BATCH * SEQUENCE
-    if len(ids) < need:
-        ids = ids.repeat(-(-need // len(ids)))
-    pieces = ids[:need].view(steps, BATCH, SEQUENCE)
-    return [{"input_ids": x, "labels": x} for x in (piece.clone() for piece in pieces)]
+    size = BATCH * SEQUENCE
+    for step in range(steps):
+        start = step * size
+        pairs = [(text[i % len(text)], text[(i + 1) % len(text)]) for i in range(start, start + size)]
+        ids = torch.tensor([(a * 40_503 + b * 9_973) % VOCABULARY for a, b in pairs]).view(BATCH, SEQUENCE)
+        yield {"input_ids": ids, "labels": ids}
 
 
 def run_demo(*, steps: int = 20, progress: Callable[[str], None] = lambda phase: None) -> DemoResult:
@@ -140,7 +139,7 @@ def run_demo(*, steps: int = 20, progress: Callable[[str], None] = lambda phase:
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     progress("planning without a memory cap")
-    model, batch = demo_model(), demo_batches(1)[0]
+    model, batch = demo_model(), next(demo_batches(1))
     free = planning.plan(model, batch, mesh=MESH)
     made = _tight(model, batch, max(free.peak_bytes), progress)
     seconds["plan"] = time.perf_counter() - start
@@ -180,7 +179,7 @@ def _tight(model: nn.Module, batch: Any, free_bytes: int, progress: Callable[[st
 
 
 def train(
-    model: nn.Module, batches: Sequence[dict[str, torch.Tensor]]
+    model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]
 ) -> tuple[tuple[float, ...], tuple[float, ...], int]:
     """Trains with AdamW; returns losses, gradient norms before the update, and the peak bytes of one step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -255,9 +254,8 @@ def _rank(folder: Path, steps: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=120)
     )
-    batches = demo_batches(steps)
-    model = parallelize(demo_model(), batches[0], plan=folder / "plan.json")
-    losses, norms, peak = train(model, batches)
+    model = parallelize(demo_model(), next(demo_batches(1)), plan=folder / "plan.json")
+    losses, norms, peak = train(model, demo_batches(steps))
     made = folder / f"rank{rank}.json.tmp"
     made.write_text(json.dumps({"losses": losses, "norms": norms, "peak": peak}))
     made.replace(folder / f"rank{rank}.json")
