@@ -360,7 +360,7 @@ def main(args: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         code = 130
     except click.ClickException as e:
-        e.show()
+        _usage_error(e)
         code = e.exit_code
     except AutoplanError as e:
         _report(settings, e, f"error: {e}")
@@ -374,6 +374,14 @@ def main(args: Sequence[str] | None = None) -> None:
         _report(settings, e, f"error: this is a bug in autoplan: {what}; rerun as autoplan --debug ... for details")
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_error(error: click.ClickException) -> None:
+    """As every other error: one line, and where to read on."""
+    click.echo(f"error: {error.format_message()}", err=True)
+    ctx = getattr(error, "ctx", None)
+    if ctx is not None:
+        click.echo(f"see {ctx.command_path} --help", err=True)
 
 
 def _report(settings: Settings, error: Exception, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from autoplan.api.emitting import Emitted, adapt, emit
 from autoplan.api.planning import Cluster, make_options, plan_traced, sized_cluster
@@ -21,7 +23,7 @@ from autoplan.errors import OptionError, PlanMismatchError
 from autoplan.hardware import load_cluster
 from autoplan.ir import Mesh, Plan, PlanOptions
 from autoplan.runtime import InputSignature, ParallelModule, RuntimeMesh, abort_on_error, broadcast_or_raise
-from autoplan.runtime.guard import gather_words, synchronise_weights
+from autoplan.runtime.guard import gather_words, note_uncaught, synchronise_weights
 from autoplan.trace import TracedModel, trace
 from autoplan.trace.capture import LossFn
 
@@ -66,7 +68,9 @@ def parallelize(
         PlanMismatchError: `plan` was made for another model, batch, precision, mesh or format.
     """
     world = _start()
+    note_uncaught()
     with abort_on_error("parallelize"):
+        _check_bare(model)
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         options = make_options(
             cluster=cluster,
@@ -108,6 +112,15 @@ def parallelize(
     return module
 
 
+def _check_bare(model: nn.Module) -> None:
+    if isinstance(model, ParallelModule):
+        raise OptionError("the model is parallel already: pass the model itself to parallelize, once")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise OptionError(f"the model is wrapped in {type(model).__name__}: pass model.module, autoplan does the rest")
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        raise OptionError("parameters are DTensors already (by fully_shard, parallelize_module?): pass the bare model")
+
+
 def _start() -> int:
     """World size; starts torch.distributed under torchrun where the script has not."""
     if not dist.is_available() or dist.is_initialized():
@@ -140,6 +153,7 @@ def _agree(
 ) -> tuple[Plan, Emitted | None]:
     """The plan that all ranks execute: rank 0's. Rank 0 also has its emitted graphs where it has just planned."""
     made: list[Emitted] = []
+    _check_options(cluster, options, given)
 
     def decide() -> str:
         if given is not None:
@@ -161,6 +175,20 @@ def _agree(
     if world > chosen.mesh.size and (not dist.is_initialized() or dist.get_rank() == 0):
         warnings.warn(f"the plan uses {chosen.mesh.size} of {world} processes; the others stay idle", stacklevel=4)
     return chosen, made[0] if made else None
+
+
+def _check_options(cluster: Cluster, options: PlanOptions, given: Plan | None) -> None:
+    """All ranks must ask for the same; raises on every rank where they do not."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
+        return
+    spec = None if cluster is None else load_cluster(cluster).fingerprint
+    asked = json.dumps([options.to_json(), spec, None if given is None else given.hash], sort_keys=True)
+    digest = hashlib.blake2b(asked.encode(), digest_size=8).digest()
+    seen = gather_words(int.from_bytes(digest, "little") >> 1, world)
+    others = [r for r, word in enumerate(seen) if word != seen[0]]
+    if others:
+        raise OptionError(f"ranks {others} call parallelize with other options or another plan than rank 0")
 
 
 def _check_hash(chosen: Plan) -> None:

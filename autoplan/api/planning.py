@@ -24,6 +24,13 @@ Cluster = str | Path | ClusterSpec | None
 DEFAULT_CLUSTER = "cpu-gloo"
 EMISSIONS = 10
 """Proposals that are emitted and measured before the search settles for the smallest."""
+SPREAD = 9
+BISECTIONS = 12
+"""Proposals beyond those when nothing fits, to say which cap would do: all over the frontier, then by bisection."""
+MISSES = 3
+"""Proposals that may miss a cap before it counts as one that nothing fits."""
+CLOSE = 0.02
+"""Relative distance from the largest cap known to fail at which the bisection ends."""
 
 
 def make_options(
@@ -185,18 +192,27 @@ def _measure(traced: TracedModel, search: Search, candidate: Candidate, cap_byte
 def _smallest(
     traced: TracedModel, search: Search, cap_bytes: int, least: Liveness | None, progress: Progress
 ) -> tuple[Candidate, Emitted, Liveness]:
-    for candidate in search.smallest()[:4]:
-        if candidate.key in search.tried:
-            continue
-        progress("looking for the smallest plan")
-        emitted, live = _measure(traced, search, candidate, cap_bytes)
-        if live.peak_bytes <= cap_bytes:
-            return candidate, emitted, live
-        if least is None or live.peak_bytes < least.peak_bytes:
-            least = live
+    """The last proposals: all over the frontier, then by bisection between the cap and the least peak found."""
+    candidates = search.spread(SPREAD)
+    low, misses = cap_bytes, 0
+    for attempt in range(SPREAD + BISECTIONS):
+        progress(f"looking for the smallest plan ({attempt + 1})")
+        target = cap_bytes if least is None else (low + least.peak_bytes) // 2
+        candidate = candidates.pop(0) if candidates else search.next(target, hopeful=True)
+        if candidate is not None:
+            emitted, live = _measure(traced, search, candidate, cap_bytes)
+            if live.peak_bytes <= cap_bytes:
+                return candidate, emitted, live
+            misses += live.peak_bytes > target and not candidates
+            if least is None or live.peak_bytes < least.peak_bytes:
+                least = live
+        if candidate is None or misses == MISSES:
+            low, misses = target, 0
+        if least is not None and not candidates and least.peak_bytes <= low * (1 + CLOSE):
+            break
     assert least is not None
     binding = max(least.parts, key=lambda k: least.parts[k])
-    unit, name = (1_000_000, "MB") if least.peak_bytes > 10_000_000 else (1_000, "KB")
+    unit, name = (1_000_000, "MB") if least.peak_bytes > 100_000_000 else (1_000, "KB")
     works = f"{-(-least.peak_bytes // unit)}{name}"
     raise InfeasibleError(
         f"no plan fits {format_bytes(cap_bytes)} per device: the smallest found peaks at "

@@ -175,9 +175,15 @@ class _Step:
             self.kinds[slot] = "gradients"
 
     def optimizer(self, partitioned: Partitioned, optimizer_states: int) -> None:
-        """The update of the largest parameter: single-tensor AdamW holds a denominator in two versions."""
-        largest = max((_bytes(self.values[i]) for i in partitioned.gradients), default=0)
-        self.mark("optimizer", "update", 2 * largest if optimizer_states > 1 else 0)
+        """The update, one parameter after the other.
+
+        Single-tensor AdamW holds a denominator in two versions, and the parameter before's until it has its own.
+        """
+        before = worst = 0
+        for size in (_bytes(self.values[i]) for i in partitioned.gradients) if optimizer_states > 1 else ():
+            worst = max(worst, before + 2 * size)
+            before = size
+        self.mark("optimizer", "update", worst)
 
     def run(self, phase: str, graph: fx.Graph, arguments: list[Slots], *, boxed: bool = False) -> list[Slots]:
         """Equation (1) for one graph; results are held on return, boxed arguments no longer."""

@@ -288,7 +288,8 @@ class Plan:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
-            raise OptionError(f"cannot read the plan {path}: {e}") from e
+            reason = e.strerror if isinstance(e, OSError) else e
+            raise OptionError(f"cannot read the plan {path}: {reason}") from e
         try:
             data = json.loads(text)
         except json.JSONDecodeError as e:

@@ -49,6 +49,8 @@ UNFOLDED_OPTIONS = 2_000
 """Up to so many options near the frontier, blocks may differ under the cap; above, the integer program is folded."""
 GAP = 1e-4
 """Relative distance from the bound at which a plan is good enough."""
+AXES = 2
+"""Mesh axes of the meshes that are tried; three take minutes, so that they are tried only where the user fixes them."""
 POINTS = 10
 MIXES = 6
 
@@ -145,7 +147,7 @@ class MeshProblem:
         return None if found is None else _candidate(self, found[0], copies=found[1])
 
 
-def mesh_shapes(devices: int, axes: int = 3) -> list[tuple[int, ...]]:
+def mesh_shapes(devices: int, axes: int) -> list[tuple[int, ...]]:
     """Meshes of a device count, of one to `axes` axes, fewest axes first."""
     if devices == 1:
         return [(1,)]
@@ -299,7 +301,7 @@ class Search:
         progress("analysing factors")
         self.table = analyse(graph)
         self.problems: dict[tuple[int, ...], MeshProblem] = {}
-        meshes = [options.mesh] if options.mesh else [Mesh(s) for s in _shapes(cluster.n_devices, graph)]
+        meshes = [options.mesh] if options.mesh else [Mesh(s) for s in mesh_shapes(cluster.n_devices, AXES)]
         failures: list[AutoplanError] = []
         for i, mesh in enumerate(meshes):
             progress(f"solving mesh {mesh} ({i + 1} of {len(meshes)})")
@@ -309,19 +311,22 @@ class Search:
                 failures.append(e)
         if not self.problems:
             raise failures[0]
-        self.excess: dict[tuple[int, ...], float] = {}
+        self.excess: dict[tuple[int, ...], list[float]] = {}
         self.tried: dict[tuple[object, ...], float] = {}
         self.solve_s = time.perf_counter() - start
 
     def learn(self, candidate: Candidate, peak_bytes: int) -> None:
         """Takes note of the peak of a candidate's emitted code."""
         self.tried[candidate.key] = peak_bytes
-        self.excess[candidate.mesh.shape] = peak_bytes - candidate.value.bytes
+        self.excess.setdefault(candidate.mesh.shape, []).append(peak_bytes - candidate.value.bytes)
 
-    def next(self, cap_bytes: int, faster_than: float = math.inf) -> Candidate | None:
-        """The fastest candidate not tried yet that is expected to fit."""
+    def next(self, cap_bytes: int, faster_than: float = math.inf, *, hopeful: bool = False) -> Candidate | None:
+        """The fastest candidate not tried yet that is expected to fit.
+
+        What is transient is expected to be as in the last try on that mesh, or, if `hopeful`, as in the best one.
+        """
         start = time.perf_counter()
-        rooms = {shape: cap_bytes - self.excess.get(shape, 0.0) for shape in self.problems}
+        rooms = {shape: cap_bytes - self._excess(shape, hopeful) for shape in self.problems}
         best = self._best(rooms, faster_than)
         for shape, problem in sorted(self.problems.items(), key=lambda item: (item[1].bound(rooms[item[0]]), item[0])):
             limit = faster_than if best is None else best.value.cost_s
@@ -340,19 +345,23 @@ class Search:
         ]
         return min(found, key=lambda c: (c.value.cost_s, c.key), default=None)
 
-    def smallest(self) -> list[Candidate]:
-        """Per mesh the candidate of least memory, least of all first."""
-        return sorted(
-            (min(p.candidates, key=lambda c: c.value.bytes) for p in self.problems.values()),
-            key=lambda c: (c.value.bytes, c.key),
-        )
+    def spread(self, n: int) -> list[Candidate]:
+        """Up to `n` candidates not tried yet, from the least memory to the fastest of every mesh.
+
+        What is least without transients need not be so with them.
+        """
+        each = max(2, n // len(self.problems))
+        found: list[Candidate] = []
+        for _, problem in sorted(self.problems.items()):
+            mine = sorted(problem.candidates, key=lambda c: (c.value.bytes, c.key))
+            found += [mine[round(i * (len(mine) - 1) / (each - 1))] for i in range(each)]
+        fresh = {c.key: c for c in found if c.key not in self.tried}
+        return sorted(fresh.values(), key=lambda c: (c.value.bytes, c.key))[:n]
 
     def bound(self, cap_bytes: int) -> float:
         """Lower bound of the objective over all meshes under a cap, within the model."""
-        return min(p.bound(cap_bytes - self.excess.get(s, 0.0)) for s, p in self.problems.items())
+        return min(p.bound(cap_bytes - self._excess(s)) for s, p in self.problems.items())
 
-
-def _shapes(devices: int, graph: OpGraph) -> list[tuple[int, ...]]:
-    """Meshes to try: up to two axes, three from 16 devices on where that is cheap enough."""
-    shapes = mesh_shapes(devices, 2)
-    return shapes
+    def _excess(self, shape: tuple[int, ...], hopeful: bool = False) -> float:
+        known = self.excess.get(shape, [0.0])
+        return min(known) if hopeful else known[-1]

@@ -23,6 +23,7 @@ __all__ = [
     "TorchDispatchMode",
     "default_store",
     "device_type",
+    "is_communication_error",
     "local_tensor",
     "pytree",
     "storage_key",
@@ -43,6 +44,11 @@ def default_store() -> Any:
 def device_type() -> str:
     """Device type that the default process group communicates on."""
     return "cuda" if "nccl" in dist.get_backend() else "cpu"
+
+
+def is_communication_error(e: BaseException) -> bool:
+    """Whether an error says that ranks could not talk: gloo raises plain RuntimeErrors, told apart by their text."""
+    return isinstance(e, dist.DistError) or (isinstance(e, RuntimeError) and "gloo" in str(e).lower())
 
 
 def local_tensor(x: Any) -> torch.Tensor:
@@ -72,6 +78,3 @@ class StorageWatch:
     def close(self) -> None:
         """Gives the weak reference back."""
         torch.UntypedStorage._free_weak_ref(self._reference)  # type: ignore[no-untyped-call]
-
-
-__all__ = ["StorageWatch", "default_store", "device_type", "local_tensor", "storage_key", "strided_shard"]

@@ -1,7 +1,8 @@
 """Errors that concern all ranks: none may wait for another that has failed.
 
 A rank that fails leaves a note in the store of the process group and raises. The others notice when its connections
-close, find the note, and say who failed and why instead of reporting a broken connection.
+close, find the note, and say who failed and why instead of reporting a broken connection. A rank that ends by an error
+of the script itself, outside of the model, leaves one too (`note_uncaught`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,11 +46,41 @@ def abort_on_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        other = _read_note() if isinstance(e, RuntimeError) else None
+        broken = compat.is_communication_error(e)
+        other = _read_note() if broken else None
         if other is not None:
             raise WorkerError(f"rank {other[0]} failed in {other[1]}") from e
+        if broken:
+            raise WorkerError(
+                f"communication between ranks broke in {what}: another rank ended, was killed, or did not come within "
+                f"the time-out of the process group; its own output tells more. torch says: {_first_line(e)}"
+            ) from e
         _leave_note(f"{what}: {type(e).__name__}: {e}")
         raise
+
+
+def note_uncaught() -> None:
+    """Makes an exception that ends this process leave a note for the other ranks first."""
+    if dist.is_initialized() and dist.get_world_size() > 1 and not isinstance(sys.excepthook, _NotingHook):
+        sys.excepthook = _NotingHook(sys.excepthook)
+
+
+class _NotingHook:
+    """An exception hook that leaves a note and passes on to the one before."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+
+    def __call__(self, kind: type[BaseException], e: BaseException, trace: Any) -> None:
+        if dist.is_initialized() and not isinstance(e, WorkerError) and not compat.is_communication_error(e):
+            line = traceback.extract_tb(trace)[-1] if trace is not None else None
+            where = "" if line is None else f" ({line.filename}:{line.lineno})"
+            _leave_note(f"its script: {kind.__name__}: {e}{where}")
+        self.before(kind, e, trace)
+
+
+def _first_line(e: BaseException) -> str:
+    return next(iter(str(e).splitlines()), type(e).__name__)
 
 
 def _leave_note(message: str) -> None:

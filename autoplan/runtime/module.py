@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from autoplan.codegen.partition import Partitioned
 from autoplan.codegen.program import LocalProgram
@@ -17,7 +18,7 @@ from autoplan.errors import OptionError
 from autoplan.ir import Placement, local_shape
 from autoplan.runtime import compat
 from autoplan.runtime.compat import pytree
-from autoplan.runtime.guard import gather_words, synchronise_generators
+from autoplan.runtime.guard import abort_on_error, gather_words, synchronise_generators
 from autoplan.runtime.layout import shard_tensor, wrap
 from autoplan.runtime.mesh import RuntimeMesh
 from autoplan.runtime.signature import InputSignature, batch_hash
@@ -81,6 +82,36 @@ class ParallelModule(nn.Module):
         """Placement of parameters and buffers by name, and the mesh that it refers to."""
         return self._layout, self._at
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As the model's own, with DTensors or whole tensors; of those every rank takes its pieces."""
+        own = self.state_dict(keep_vars=True)
+        pieces = {name: self._piece_like(x, own.get(name), name) for name, x in state_dict.items()}
+        return super().load_state_dict(pieces, strict, assign)
+
+    def _piece_like(self, x: Any, own: Any, name: str) -> Any:
+        if not isinstance(own, DTensor) or not isinstance(x, Tensor) or isinstance(x, DTensor) or x.shape != own.shape:
+            return x  # whatever does not fit is for torch to report
+        placement = self._layout.get(name, Placement.replicated(self._at.mesh.rank))
+        return wrap(piece(x.detach(), placement, self._at), x.shape, placement, self._at)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ParallelModule:
+        for x in map(compat.local_tensor, (*self.parameters(), *self.buffers())):
+            made = fn(x.new_empty(0))
+            if made.dtype != x.dtype or made.device != x.device:
+                raise OptionError(
+                    "the type and the device of parameters are part of the plan: convert the model before wrapping it, "
+                    'or plan with precision="bf16"'
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Neither copies nor pickles: pieces without their ranks are of no use."""
+        raise OptionError(
+            "a parallel module can be neither copied nor pickled, since it holds pieces and process groups: copy the "
+            "model before wrapping it, or save autoplan.full_state_dict(model)"
+        )
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
         from autoplan.runtime.state import clip_grad_norm_
@@ -99,6 +130,10 @@ class ParallelModule(nn.Module):
             return value
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with abort_on_error("forward"):
+            return self._forward(args, kwargs)
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_autocast_enabled(self._at.device.type):
             raise OptionError('autocast is on, but precision is part of the plan: plan with precision="bf16" instead')
         runner = self._runner()

@@ -12,7 +12,7 @@ from autoplan.codegen.collectives import active, apply_steps
 from autoplan.errors import OptionError
 from autoplan.ir import Mesh, Placement, Shard
 from autoplan.runtime import compat
-from autoplan.runtime.layout import gather_tensor, shard_tensor
+from autoplan.runtime.layout import gather_tensor
 from autoplan.runtime.mesh import RuntimeMesh
 from autoplan.runtime.module import ParallelModule
 
@@ -33,28 +33,6 @@ def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
             made[id(x)] = gather_tensor(compat.local_tensor(x.detach()), placement, at)
         out[name] = made[id(x)]
     return out
-
-
-def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies this rank's pieces of whole tensors into the module.
-
-    Raises:
-        OptionError: Names or shapes differ.
-    """
-    placements, at = _layout(module)
-    own = module.state_dict(keep_vars=True)
-    if set(own) != set(state):
-        different = sorted(set(own) ^ set(state))
-        raise OptionError(f"the state dict has other names than the model: {', '.join(different[:5])}")
-    for name, x in own.items():
-        if x.shape != state[name].shape:
-            raise OptionError(f"{name} has shape {tuple(state[name].shape)}, the model has {tuple(x.shape)}")
-        if not at.member:
-            continue
-        placement = placements.get(name, Placement.replicated(at.mesh.rank))
-        with torch.no_grad():
-            cut = shard_tensor(state[name], placement, at.mesh, at.coordinate)
-            compat.local_tensor(x.detach()).copy_(cut)
 
 
 def clip_grad_norm_(module: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import sys
 import warnings
 from typing import Any
 
@@ -15,7 +18,7 @@ from autoplan.ir import Plan, StagePlan
 from autoplan.runtime import full_state_dict, measure_peak
 from autoplan.trace import trace
 from tests.api.cases import batches, make, random_plan, relative, shared_plan, whole_gradients
-from tests.multiprocess import run_ranks
+from tests.multiprocess import RankError, run_ranks
 
 STEPS = 20
 TOLERANCE = 1e-5
@@ -309,3 +312,73 @@ def another_plan_on_one_rank(rank: int) -> str:
 
 def test_ranks_with_another_plan_are_found_out_on_every_rank() -> None:
     assert all("ranks [1] hold another plan" in said for said in run_ranks(2, another_plan_on_one_rank, timeout_s=120))
+
+
+def options_on_one_rank(rank: int) -> str:
+    try:
+        parallelize(make("gpt2"), batches()[0], memory="1GB" if rank else None)
+    except OptionError as e:
+        return str(e)
+    return ""
+
+
+def test_options_that_differ_between_ranks_are_refused_on_every_rank() -> None:
+    assert all("ranks [1] call" in said for said in run_ranks(2, options_on_one_rank, timeout_s=120))
+
+
+def fails_in_training(rank: int) -> None:
+    """Rank 1 breaks in its own code between two steps; the other waits for it in communication."""
+    module = parallelize(make("gpt2"), batches()[0], mesh=(2,), pins={"input_ids": "S(0)"})
+    module(**batches()[0]).loss.backward()
+    if rank == 1:
+        try:
+            raise KeyError("no such sample")
+        except KeyError as e:
+            sys.excepthook(KeyError, e, e.__traceback__)  # as the interpreter does when nothing catches it
+            raise
+    module(**batches()[0]).loss.backward()
+
+
+def test_a_rank_that_breaks_in_training_is_named() -> None:
+    with pytest.raises(RankError, match="rank 1 failed in its script: KeyError: 'no such sample'"):
+        run_ranks(2, fails_in_training, timeout_s=120)
+
+
+def leaves_early(rank: int) -> None:
+    module = parallelize(make("gpt2"), batches()[0], mesh=(2,), pins={"input_ids": "S(0)"})
+    if rank == 1:
+        os._exit(1)
+    module(**batches()[0]).loss.backward()
+
+
+def test_a_rank_that_dies_is_noticed() -> None:
+    with pytest.raises(RankError, match="WorkerError: communication between ranks broke in"):
+        run_ranks(2, leaves_early, timeout_s=120)
+
+
+def whole_states(rank: int) -> bool:
+    """Whole tensors load into pieces, and give the losses they came with."""
+    model, other = make("gpt2"), make("gpt2")
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(1.1)
+    batch = batches()[0]
+    module = parallelize(model, batch, mesh=(2,), pins={"*.c_fc.weight": "S(1)", "input_ids": "S(0)"})
+    answer = module.load_state_dict(other.state_dict())
+    assert not answer.missing_keys and not answer.unexpected_keys
+    assert module(**batch).loss.item() == pytest.approx(other(**batch).loss.item(), rel=TOLERANCE)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        module.load_state_dict({**other.state_dict(), "transformer.wpe.weight": torch.zeros(3, 3)})
+    for call, said in (
+        (lambda: copy.deepcopy(module), "copied"),
+        (lambda: module.half(), "precision"),
+        (lambda: module.to("meta"), "device"),
+        (lambda: parallelize(module, batch), "parallel already"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            call()
+    return module.to("cpu") is module and module.float() is module
+
+
+def test_whole_state_dicts_copies_and_casts() -> None:
+    assert run_ranks(2, whole_states, timeout_s=120) == [True, True]

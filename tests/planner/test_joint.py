@@ -224,8 +224,8 @@ def test_the_same_input_gives_the_same_plan() -> None:
 
 
 def test_meshes_of_a_device_count() -> None:
-    assert mesh_shapes(1) == [(1,)]
-    assert mesh_shapes(7) == [(7,)]
+    assert mesh_shapes(1, 3) == [(1,)]
+    assert mesh_shapes(7, 3) == [(7,)]
     assert mesh_shapes(8, 2) == [(8,), (2, 4), (4, 2)]
     assert (2, 2, 2) in mesh_shapes(8, 3)
 

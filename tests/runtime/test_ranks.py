@@ -17,7 +17,6 @@ from autoplan.runtime import ParallelModule, RuntimeMesh, broadcast_or_raise, fu
 from autoplan.runtime.guard import abort_on_error
 from autoplan.runtime.layout import gather_tensor, shard_tensor, wrap
 from autoplan.runtime.signature import InputSignature
-from autoplan.runtime.state import load_full_state_dict
 from tests.multiprocess import RankError, run_ranks
 from tests.runtime.programs import Mlp, emit, fully_sharded, tensor_parallel
 
@@ -80,7 +79,7 @@ def equal_to_reference(rank: int, kind: str, keep: bool) -> list[str]:
     state = full_state_dict(module)
     for name, p in model.state_dict().items():
         torch.testing.assert_close(state[name], p, rtol=1e-10, atol=1e-12)
-    load_full_state_dict(module, {k: torch.zeros_like(v) for k, v in state.items()})
+    module.load_state_dict({k: torch.zeros_like(v) for k, v in state.items()})
     assert all(not v.any() for v in full_state_dict(module).values())
     with torch.no_grad():
         assert not module(x=x)["loss"].requires_grad
