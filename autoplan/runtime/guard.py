@@ -72,7 +72,8 @@ class _NotingHook:
         self.before = before
 
     def __call__(self, kind: type[BaseException], e: BaseException, trace: Any) -> None:
-        if dist.is_initialized() and not isinstance(e, WorkerError) and not compat.is_communication_error(e):
+        known = isinstance(e, AutoplanError) or compat.is_communication_error(e)  # noted, or not the cause
+        if dist.is_initialized() and not known:
             line = traceback.extract_tb(trace)[-1] if trace is not None else None
             where = "" if line is None else f" ({line.filename}:{line.lineno})"
             _leave_note(f"its script: {kind.__name__}: {e}{where}")

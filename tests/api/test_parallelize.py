@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import warnings
@@ -136,10 +137,10 @@ def test_dropout_is_replayed_bit_for_bit() -> None:
     assert run_ranks(2, dropout_bitwise, timeout_s=200) == [True, True]
 
 
-def capped(rank: int, cap: int) -> tuple[int, int, int]:
+def capped(rank: int, kind: str, mesh: tuple[int, ...], cap: int) -> tuple[int, int, int]:
     """(measured, predicted, recomputed ops) of the plan under a cap; nothing else lives in this process."""
     batch = batches()[0]
-    module = parallelize(make("gpt2"), batch, mesh=(2, 2), memory=cap)
+    module = parallelize(make(kind), batch, mesh=mesh, memory=cap)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -153,12 +154,15 @@ def capped(rank: int, cap: int) -> tuple[int, int, int]:
     return measured, module.plan.peak_bytes[0], recomputed
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.7])
-def test_peak_is_predicted_and_below_the_cap(fraction: float) -> None:
-    cap = int(fraction * plan(make("gpt2"), batches()[0], mesh=(2, 2)).peak_bytes[0])
-    for measured, predicted, recomputed in run_ranks(4, capped, cap, timeout_s=200):
-        assert abs(measured - predicted) <= 0.05 * predicted
-        assert measured <= cap
+@pytest.mark.parametrize(
+    ("kind", "mesh", "fraction"), [("gpt2", (2, 2), 1.0), ("gpt2", (2, 2), 0.7), ("llama", (4,), 0.7)]
+)
+def test_peak_is_predicted_and_below_the_cap(kind: str, mesh: tuple[int, ...], fraction: float) -> None:
+    cap = int(fraction * plan(make(kind), batches()[0], mesh=mesh).peak_bytes[0])
+    for measured, predicted, recomputed in run_ranks(math.prod(mesh), capped, kind, mesh, cap, timeout_s=200):
+        # copies of shared heads inside the attention kernel are predicted, but hidden from the dispatch mode
+        unseen = 0.05 if kind == "llama" else 0.0
+        assert (0.95 - unseen) * predicted <= measured <= predicted <= cap
         assert recomputed > 0 or fraction == 1.0
 
 
