@@ -16,9 +16,11 @@ are, before any plan.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autoplan.ir import Op, OpGraph
 from autoplan.ir.plan import OPTIMIZERS
@@ -29,6 +31,45 @@ from autoplan.rules import OpRule, rule_of
 
 _WORKSPACE = {"cross_entropy_loss": 1, "pow": 2, "logsumexp": 2, "div": 1}
 """Temporaries of backward in tensors of the first operand's size."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive while one op runs, when the most is; the bytes add up to `total`.
+
+    Attributes:
+        phase: ``forward``, ``backward`` or ``step`` (the optimizer's update).
+        op: `Op.key`; in the update, the path of the parameter; empty where the cause is no op of the graph.
+        parameters: Bytes of parameters.
+        gradients: Bytes of gradients of parameters.
+        optimizer: Bytes of optimizer state.
+        inputs: Bytes of buffers and the batch.
+        saved: Bytes that autograd holds for backward.
+        temporaries: All other bytes: results not yet used up, gradients of activations, workspaces of kernels.
+    """
+
+    phase: str
+    op: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    saved: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return self.parameters + self.gradients + self.optimizer + self.inputs + self.saved + self.temporaries
+
+    def to_json(self) -> list[Any]:
+        """Fields in order."""
+        return list(dataclasses.astuple(self))
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> Moment:
+        """Inverse of `to_json`."""
+        return cls(*data)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from autoplan.hardware import ClusterSpec, Device, op_s
 from autoplan.ir import OpGraph
 from autoplan.ir.plan import OPTIMIZERS
 from autoplan.profiler.cost import OpCost, cost_table
-from autoplan.profiler.memory import memory
+from autoplan.profiler.memory import Moment, memory
 from autoplan.rules import FactorTable
 
-FORMAT = 1
+FORMAT = 2
+_TABLES: dict[str, type[OpCost] | type[Moment]] = {"nodes": OpCost, "timeline": Moment}
+"""Fields that are lists of records: in JSON, their columns are named once."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Profile:
         nodes: Cost of every op.
         unknown_ops: Ops whose flops are not known, counted as 0: target -> count.
         notes: What a reader should know.
+        timeline: What is alive, moment after moment; its maxima per phase are `peak_bytes`.
     """
 
     model: str
@@ -82,6 +85,7 @@ class Profile:
     nodes: tuple[OpCost, ...]
     unknown_ops: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    timeline: tuple[Moment, ...] = ()
 
     def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
         """Sums per module, in order of first use.
@@ -100,8 +104,9 @@ class Profile:
         out: dict[str, Any] = {"format": FORMAT}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "nodes":
-                value = {"columns": [c.name for c in dataclasses.fields(OpCost)], "rows": [n.to_json() for n in value]}
+            if f.name in _TABLES:
+                columns = [c.name for c in dataclasses.fields(_TABLES[f.name])]
+                value = {"columns": columns, "rows": [row.to_json() for row in value]}
             out[f.name] = dict(value) if isinstance(value, Mapping) else list(value) if f.name == "notes" else value
         return out
 
@@ -118,8 +123,8 @@ class Profile:
             given = {f.name: data[f.name] for f in dataclasses.fields(cls)}
         except KeyError as e:
             raise AutoplanError(f"malformed profile: {e} is missing") from e
-        nodes = tuple(map(OpCost.from_json, given["nodes"]["rows"]))
-        return cls(**{**given, "nodes": nodes, "notes": tuple(given["notes"])})
+        tables = {name: tuple(map(row.from_json, given[name]["rows"])) for name, row in _TABLES.items()}
+        return cls(**{**given, **tables, "notes": tuple(given["notes"])})
 
     def _repr_html_(self) -> str:
         from autoplan.display import profile_html  # display stands above this room; only for notebooks
