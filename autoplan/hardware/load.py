@@ -143,6 +143,7 @@ def _level(table: Table, *, outermost: bool) -> Level:
         bytes_per_s=table.number("bytes_per_s"),
         latency_s=table.amount("latency_s"),
         efficiency=table.number("efficiency", default=1.0, at_most=1.0),
+        peer_bytes_per_s=table.number("peer_bytes_per_s") if table.has("peer_bytes_per_s") else None,
         reduce_scatter_factor=table.number("reduce_scatter_factor", default=1.0),
         measured=tuple(curve for kind in COLLECTIVES if table.has(kind) for curve in _measured(table, kind)),
         sources=table.sources(),

@@ -16,7 +16,7 @@ from typing import Any
 from autoplan.errors import OptionError, ProfileError
 from autoplan.hardware.curve import Curve
 
-FORMAT = 1
+FORMAT = 2
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 
 Sources = tuple[tuple[str, str], ...]
@@ -91,6 +91,8 @@ class Level:
         bytes_per_s: Nominal rate per device and direction.
         latency_s: Time of one step of a ring, whatever its size.
         efficiency: Fraction of `bytes_per_s` that large transfers reach.
+        peer_bytes_per_s: Nominal rate between two devices where there is no switch: n devices that talk to each other
+            use n − 1 such links, at most `bytes_per_s`. None where a single pair reaches `bytes_per_s`.
         reduce_scatter_factor: Bytes that a reduce-scatter moves, relative to a ring's.
         measured: Measured curves, used instead of the ring model.
         sources: Where each number comes from, as (key, text); not part of the identity.
@@ -101,14 +103,16 @@ class Level:
     bytes_per_s: float
     latency_s: float
     efficiency: float = 1.0
+    peer_bytes_per_s: float | None = None
     reduce_scatter_factor: float = 1.0
     measured: tuple[MeasuredCurve, ...] = ()
     sources: Sources = field(default=(), compare=False, repr=False)
 
-    @property
-    def effective_bytes_per_s(self) -> float:
-        """Rate per device and direction that large transfers reach."""
-        return self.bytes_per_s * self.efficiency
+    def effective_bytes_per_s(self, members: int) -> float:
+        """Rate per device and direction that large transfers among so many members reach."""
+        if self.peer_bytes_per_s is None:
+            return self.bytes_per_s * self.efficiency
+        return min(self.bytes_per_s, (members - 1) * self.peer_bytes_per_s) * self.efficiency
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,7 @@ def _level_json(level: Level) -> dict[str, Any]:
         "bytes_per_s": level.bytes_per_s,
         "latency_s": level.latency_s,
         "efficiency": level.efficiency,
+        "peer_bytes_per_s": level.peer_bytes_per_s,
         "reduce_scatter_factor": level.reduce_scatter_factor,
         "measured": [[m.kind, m.group_size, m.seconds.to_json()] for m in level.measured],
     }
@@ -271,6 +276,7 @@ def _level_from(data: Mapping[str, Any]) -> Level:
         bytes_per_s=data["bytes_per_s"],
         latency_s=data["latency_s"],
         efficiency=data["efficiency"],
+        peer_bytes_per_s=data["peer_bytes_per_s"],
         reduce_scatter_factor=data["reduce_scatter_factor"],
         measured=tuple(MeasuredCurve(kind, size, Curve.from_json(points)) for kind, size, points in data["measured"]),
     )
