@@ -36,6 +36,11 @@ class Device:
         flops_per_s: Best rate of a matrix product per dtype, 2 per multiply-add, as (dtype, rate).
         matmul_efficiency: Fraction of `flops_per_s` reached by an op of so many flops.
         memory_efficiency: Fraction of `memory_bytes_per_s` reached by an op that moves so many bytes.
+        allocation_s: Seconds to obtain and first touch a new tensor of so many bytes, where the operating system makes
+            pages on demand; None where the allocator keeps memory.
+        op_flops_per_s: Rates of ops that are far from those of a matrix product, flops as the profiler counts them, as
+            (op, (forward, backward)).
+        update_launches: Kernels that AdamW starts for one parameter.
         sources: Where each number comes from, as (key, text); not part of the identity.
     """
 
@@ -48,6 +53,9 @@ class Device:
     flops_per_s: tuple[tuple[str, float], ...]
     matmul_efficiency: Curve
     memory_efficiency: Curve
+    allocation_s: Curve | None = None
+    op_flops_per_s: tuple[tuple[str, tuple[float, float]], ...] = ()
+    update_launches: float = 1.0
     sources: Sources = field(default=(), compare=False, repr=False)
 
     @property
@@ -239,6 +247,9 @@ def _device_json(device: Device) -> dict[str, Any]:
         "flops_per_s": dict(device.flops_per_s),
         "matmul_efficiency": device.matmul_efficiency.to_json(),
         "memory_efficiency": device.memory_efficiency.to_json(),
+        "allocation_s": None if device.allocation_s is None else device.allocation_s.to_json(),
+        "op_flops_per_s": {op: list(rates) for op, rates in device.op_flops_per_s},
+        "update_launches": device.update_launches,
     }
 
 
@@ -253,6 +264,9 @@ def _device_from(data: Mapping[str, Any]) -> Device:
         flops_per_s=tuple(data["flops_per_s"].items()),
         matmul_efficiency=Curve.from_json(data["matmul_efficiency"]),
         memory_efficiency=Curve.from_json(data["memory_efficiency"]),
+        allocation_s=None if data["allocation_s"] is None else Curve.from_json(data["allocation_s"]),
+        op_flops_per_s=tuple((op, (forward, backward)) for op, (forward, backward) in data["op_flops_per_s"].items()),
+        update_launches=data["update_launches"],
     )
 
 
