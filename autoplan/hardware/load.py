@@ -114,7 +114,7 @@ def _device(table: Table) -> Device:
         memory_efficiency=table.curve("memory_efficiency", check=Curve.check_efficiency),
         allocation_s=table.curve("allocation_s", check=Curve.check_time) if table.has("allocation_s") else None,
         op_flops_per_s=table.pairs("op_flops_per_s") if table.has("op_flops_per_s") else (),
-        update_launches=table.number("update_launches", default=1.0),
+        update_s=table.curve("update_s", check=Curve.check_time) if table.has("update_s") else None,
         sources=table.sources(),
     )
     if "float32" not in dict(device.flops_per_s):

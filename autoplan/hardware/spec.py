@@ -40,7 +40,7 @@ class Device:
             pages on demand; None where the allocator keeps memory.
         op_flops_per_s: Rates of ops that are far from those of a matrix product, flops as the profiler counts them, as
             (op, (forward, backward)).
-        update_launches: Kernels that AdamW starts for one parameter.
+        update_s: Seconds of AdamW's update of one parameter of so many bytes; None where reading and writing memory says it.
         sources: Where each number comes from, as (key, text); not part of the identity.
     """
 
@@ -55,7 +55,7 @@ class Device:
     memory_efficiency: Curve
     allocation_s: Curve | None = None
     op_flops_per_s: tuple[tuple[str, tuple[float, float]], ...] = ()
-    update_launches: float = 1.0
+    update_s: Curve | None = None
     sources: Sources = field(default=(), compare=False, repr=False)
 
     @property
@@ -249,7 +249,7 @@ def _device_json(device: Device) -> dict[str, Any]:
         "memory_efficiency": device.memory_efficiency.to_json(),
         "allocation_s": None if device.allocation_s is None else device.allocation_s.to_json(),
         "op_flops_per_s": {op: list(rates) for op, rates in device.op_flops_per_s},
-        "update_launches": device.update_launches,
+        "update_s": None if device.update_s is None else device.update_s.to_json(),
     }
 
 
@@ -266,7 +266,7 @@ def _device_from(data: Mapping[str, Any]) -> Device:
         memory_efficiency=Curve.from_json(data["memory_efficiency"]),
         allocation_s=None if data["allocation_s"] is None else Curve.from_json(data["allocation_s"]),
         op_flops_per_s=tuple((op, (forward, backward)) for op, (forward, backward) in data["op_flops_per_s"].items()),
-        update_launches=data["update_launches"],
+        update_s=None if data["update_s"] is None else Curve.from_json(data["update_s"]),
     )
 
 

@@ -4,7 +4,7 @@ Every figure is the median of repeats; the spread that a source quotes is the di
 the median. What runs on one thread of a CPU is timed in CPU seconds, which other processes hardly disturb; threads, GPUs
 and collectives are timed by the clock. Measured are, in this order:
 
-- the overhead of an op in eager autograd, from a chain of tiny modules, and of AdamW per parameter,
+- the overhead of an op in eager autograd, from a chain of tiny modules; AdamW's update of one parameter over sizes,
 - matrix products over sizes and dtypes, copies over sizes, and on a CPU new tensors over sizes, less the same work in
   memory that exists,
 - ops that run far from the rate of a matrix product (`_Probe`), in the flops that the profiler counts for them,
@@ -134,15 +134,16 @@ def _measure(
     def source(what: str, samples: Sequence[Sample]) -> str:
         return f"{how}; {what}; spread up to {max(s.spread for s in samples):.0%}"
 
+    progress("new memory")  # first: what was freed before decides what the allocator of the C library keeps
+    new = _new_tensors(m, quick) if m.device.type == "cpu" else []
     progress("overhead of an op")
     launch = _launch(m)
-    update = _update(m, launch.seconds)
+    update = _updates(m)
     progress("matrix products")
     bare = _bare(m)
     products, rates = _products(m, bare, quick)
     progress("memory")
     copies = _copies(m, bare, quick)
-    new = _new_tensors(m, quick) if m.device.type == "cpu" else []
     peak, product_curve = _efficiency([(size, s.seconds) for size, s in products])
     copy_peak, copy_curve = _efficiency([(size, s.seconds) for size, s in copies])
     progress("ops of other rates")
@@ -160,7 +161,7 @@ def _measure(
         "allocator_granularity_bytes": "PyTorch: c10/cuda/CUDACachingAllocator or c10/core/alignment.h",
         "matmul_efficiency": source("square products in float32", [s for _, s in products]),
         "memory_efficiency": source("copies", [s for _, s in copies]),
-        "update_launches": source("AdamW on many tiny parameters", [update]),
+        "update_s": source("AdamW of torch.optim", [s for _, s in update]),
         "op_flops_per_s": source("modules of usual sizes", [s for _, _, s in own]),
         "flops_per_s": source("the largest product of each dtype; float32: the best size", [s for _, _, s in rates]),
     }
@@ -173,7 +174,7 @@ def _measure(
         "allocator_granularity_bytes": 512 if m.device.type == "cuda" else 64,
         "matmul_efficiency": product_curve,
         "memory_efficiency": copy_curve,
-        "update_launches": update.seconds / launch.seconds,
+        "update_s": _rising([(size, s.seconds) for size, s in update]),
     }
     if allocation:
         device["allocation_s"] = allocation
@@ -262,12 +263,15 @@ def _bare(m: _Machine) -> float:
     return m.sample(lambda: b.copy_(a)).seconds
 
 
-def _update(m: _Machine, launch: float) -> Sample:
-    """Seconds of AdamW per parameter where nothing but overhead counts."""
-    parameters = [nn.Parameter(torch.zeros(4, device=m.device)) for _ in range(32)]
-    for p in parameters:
-        p.grad = torch.zeros_like(p)
-    return m.sample(torch.optim.AdamW(parameters).step, per=32)
+def _updates(m: _Machine) -> list[tuple[float, Sample]]:
+    """Seconds of AdamW, as `torch.optim` runs it by itself, for one parameter of so many bytes."""
+    rows = []
+    for n, count in ((1 << 4, 64), (1 << 12, 128), (1 << 16, 32), (1 << 20, 4)):
+        parameters = [nn.Parameter(torch.zeros(n, device=m.device)) for _ in range(count)]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        rows.append((4.0 * n, m.sample(torch.optim.AdamW(parameters).step, per=count)))
+    return rows
 
 
 def _products(

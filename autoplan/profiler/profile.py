@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoplan.errors import AutoplanError
-from autoplan.hardware import ClusterSpec, Device, memory_s
+from autoplan.hardware import ClusterSpec, Device, op_s
 from autoplan.ir import OpGraph
 from autoplan.ir.plan import OPTIMIZERS
 from autoplan.profiler.cost import OpCost, cost_table
@@ -196,9 +196,12 @@ def update_s(graph: OpGraph, device: Device, optimizer: str) -> float:
     if optimizer == "none":
         return 0.0
     moved = 3 + 2 * OPTIMIZERS[optimizer]
-    specs = [graph.values[i.value] for i in graph.inputs if i.kind == "parameter"]
-    launches = device.update_launches * device.kernel_launch_s
-    return sum(memory_s(device, moved * s.nbytes) + launches for s in specs if s.requires_grad)
+    given = [graph.values[i.value] for i in graph.inputs if i.kind == "parameter"]
+    specs = [s for s in given if s.requires_grad]
+    if device.update_s is None:
+        return sum(op_s(device, flops=0, bytes_=moved * s.nbytes, dtype=s.dtype) for s in specs)
+    share = moved / (3 + 2 * OPTIMIZERS["adamw"])  # other optimizers do that part of AdamW's work
+    return share * sum(device.update_s.time_at(s.nbytes) for s in specs)
 
 
 def _groups(nodes: Iterable[OpCost], name: Callable[[OpCost], str]) -> tuple[Group, ...]:
