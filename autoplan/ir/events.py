@@ -1,0 +1,44 @@
+"""`StepEvents`: when each piece of memory of a training step is made, saved for backward, let go and freed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class StorageEvent:
+    """One event.
+
+    Attributes:
+        kind: ``alloc`` and ``free``; ``save`` and ``release`` where autograd starts and stops holding a storage for
+            backward; ``workspace`` for memory that one kernel takes and gives back.
+        storage: Number of the storage; -1 for a workspace.
+        nbytes: Size.
+        phase: ``forward`` or ``backward``.
+        op: `Op.key` of the op of the graph that causes it, or empty.
+    """
+
+    kind: Literal["alloc", "free", "save", "release", "workspace"]
+    storage: int
+    nbytes: int
+    phase: str
+    op: str
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """Forward and backward of one step, eager, in order; what the step is given is not listed.
+
+    Attributes:
+        events: In order of execution.
+        gradients: Storages that end as gradients of parameters.
+        trained: Names of the parameters (`GraphInput.value`) that get one.
+        workspaces: Largest workspace of kernels that keep none to themselves otherwise, op name -> bytes.
+    """
+
+    events: tuple[StorageEvent, ...] = ()
+    gradients: frozenset[int] = frozenset()
+    trained: tuple[str, ...] = ()
+    workspaces: Mapping[str, int] = field(default_factory=dict)
