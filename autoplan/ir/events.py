@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -35,10 +34,8 @@ class StepEvents:
         events: In order of execution.
         gradients: Storages that end as gradients of parameters.
         trained: Names of the parameters (`GraphInput.value`) that get one.
-        workspaces: Largest workspace of kernels that keep none to themselves otherwise, op name -> bytes.
     """
 
     events: tuple[StorageEvent, ...] = ()
     gradients: frozenset[int] = frozenset()
     trained: tuple[str, ...] = ()
-    workspaces: Mapping[str, int] = field(default_factory=dict)

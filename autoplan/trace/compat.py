@@ -8,6 +8,7 @@ objects of `torch.utils._pytree`.
 """
 
 import torch
+import torch._prims_common
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,17 +35,16 @@ def autograd_sequence() -> int | None:
     return None if node is None else node._sequence_nr()  # type: ignore[no-any-return]
 
 
-_HELD = 0
-
-
 def accumulates_in_place(gradient: torch.Tensor) -> bool:
     """Whether the engine, on ordinary tensors, would add to `gradient` in place: nobody else holds it.
 
-    The rule is `can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp. On fake tensors the engine itself
-    never does; the counts of holders are not public.
+    The rule is `can_accumulate_inplace` of torch/csrc/autograd/functions/accumulate_grad.h and input_buffer.cpp. On
+    fake tensors the engine itself never does. Counts of holders are not public; 4 and 2 are those of a tensor and its
+    storage that only the engine and the running dispatch mode hold.
     """
-    print("USE", gradient._use_count(), torch._C._storage_Use_Count(gradient.untyped_storage()._cdata))
-    return True
+    storage = gradient.untyped_storage()
+    alone = gradient._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2
+    return alone and torch._prims_common.is_non_overlapping_and_dense(gradient)
 
 
 __all__ = [

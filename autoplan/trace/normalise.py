@@ -94,13 +94,21 @@ def _inside(gm: fx.GraphModule, body: Any, where: Where) -> str:
     return next((where(n) for n in inner.graph.nodes if n.op == "call_function"), "")
 
 
-def functionalise(gm: fx.GraphModule, where: Where, describe: Callable[[fx.Node], str]) -> None:
+def functionalise(
+    gm: fx.GraphModule,
+    where: Where,
+    describe: Callable[[fx.Node], str],
+    *,
+    may_change: Callable[[fx.Node], bool] | None = None,
+) -> None:
     """Replaces in-place ops by their functional twins.
 
     Args:
         gm: Flat graph; changed in place.
         where: Describes a node's place in the user's model.
         describe: Names a parameter, buffer or input of the model.
+        may_change: Whether a node that the graph is given may be written; its new value is seen by what follows in
+            the graph, and then lost.
 
     Raises:
         UnsupportedOpError: Something else could see the change: a parameter, buffer or input is written, or another
@@ -110,13 +118,14 @@ def functionalise(gm: fx.GraphModule, where: Where, describe: Callable[[fx.Node]
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        _check_statistics(node, where)
+        if may_change is None:
+            _check_statistics(node, where)
         if not any(_writes(a) for a in _schema(node)):
             continue
         base = node.args[0] if node.args else None
         if not isinstance(base, fx.Node) or [_writes(a) for a in _schema(node)].count(True) != 1:
             raise UnsupportedOpError(f"{node.target} writes to its operands{where(node)}: write it out of place")
-        _check_unseen(node, base, memory, where, describe)
+        _check_unseen(node, base, memory, where, describe, may_change)
         new = _functional(gm, node, base, where)
         memory.replace(node, new)
         node.replace_all_uses_with(new)
@@ -157,7 +166,9 @@ def _shares_with(node: fx.Node) -> fx.Node | None:
     if not isinstance(first, fx.Node):
         return None
     dropout = "dropout" in str(node.target)  # returns its operand where it drops nothing
-    shares = node.target is operator.getitem or dropout or any(a.alias_info is not None for a in _schema(node))
+    shares = dropout or any(a.alias_info is not None for a in _schema(node))
+    if node.target is operator.getitem:  # shares with what its op shares with: a piece of a split does, topk's do not
+        shares = _shares_with(first) is not None
     return first if shares else None
 
 
@@ -171,10 +182,17 @@ def _writes(argument: Any) -> bool:
 
 
 def _check_unseen(
-    node: fx.Node, base: fx.Node, memory: _Memory, where: Where, describe: Callable[[fx.Node], str]
+    node: fx.Node,
+    base: fx.Node,
+    memory: _Memory,
+    where: Where,
+    describe: Callable[[fx.Node], str],
+    may_change: Callable[[fx.Node], bool] | None,
 ) -> None:
     for other in memory.sharing(base):
         if other.op in ("placeholder", "get_attr"):
+            if may_change is not None and may_change(other):
+                continue
             raise UnsupportedOpError(
                 f"in-place {node.target} changes {describe(other)}{where(node)}: a step cannot change what it is "
                 "given, other than by the optimizer. Write it out of place; put layers that keep running statistics "
@@ -200,7 +218,7 @@ def _functional(gm: fx.GraphModule, node: fx.Node, base: fx.Node, where: Where) 
         value = twin(*values[0], **values[1])
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(twin, node.args, node.kwargs)
-        new.meta = {**node.meta, "val": value}
+        new.meta = {**node.meta, "val": value, "in_place": value.dtype == before.dtype}
         if value.dtype != before.dtype:
             new = gm.graph.call_function(torch.ops.aten.to.dtype, (new, before.dtype))
             new.meta = {**node.meta, "val": value.to(before.dtype)}

@@ -59,7 +59,7 @@ def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
         roots.clear()
         trained = tuple(v for v, p in leaves.items() if p.grad is not None)
         gradients = frozenset(recorder.number(leaves[v].grad) for v in trained)
-    return StepEvents(tuple(recorder.events), gradients, trained, recorder.workspaces)
+    return StepEvents(tuple(recorder.events), gradients, trained)
 
 
 def _given(graph: OpGraph, value: str) -> torch.Tensor:
@@ -123,7 +123,6 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.events: list[StorageEvent] = []
-        self.workspaces: dict[str, int] = {}
         self.phase, self.op = "forward", ""
         self.count = 0
         self.live: dict[int, int] = {t.untyped_storage()._cdata: -1 for t in given}
@@ -147,10 +146,9 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.phase == "backward":
-            sequence = autograd_sequence()
-            if sequence is None and func is torch.ops.aten.add.Tensor and accumulates_in_place(args[0]):
+            if func is torch.ops.aten.add.Tensor and accumulates_in_place(args[0]):
                 return torch.ops.aten.add_.Tensor(args[0], args[1])  # the engine sums two gradients
-            if sequence is not None:
+            if (sequence := autograd_sequence()) is not None:
                 self.op = self.keys[bisect.bisect_right(self.starts, sequence) - 1]
         out = func(*args, **kwargs)
         if nbytes := workspace_bytes(func, args, kwargs, out):
@@ -163,7 +161,7 @@ class _Recorder(TorchDispatchMode):
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.live:
+        if key in self.live or not storage.nbytes():
             return
         self.live[key] = self.count
         nbytes = storage.nbytes()
