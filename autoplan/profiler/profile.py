@@ -17,6 +17,8 @@ from autoplan.rules import FactorTable
 
 FORMAT = 2
 NO_EVENTS = StepEvents()
+CACHING_BLOCK_BYTES = 512
+"""Block of torch's caching allocator on accelerators; where that allocates, torch's optimizers default to foreach."""
 _TABLES: dict[str, type[OpCost] | type[Moment]] = {"nodes": OpCost, "timeline": Moment}
 """Fields that are lists of records: in JSON, their columns are named once."""
 
@@ -177,7 +179,7 @@ def make_profile(
     device = cluster.device
     use = memory(
         graph, events, optimizer=optimizer, granularity_bytes=device.allocator_granularity_bytes,
-        foreach=device.kind == "cuda",
+        foreach=device.allocator_granularity_bytes >= CACHING_BLOCK_BYTES,
     )  # fmt: skip
     optimizer_s = update_s(graph, cluster.device, optimizer)
     nodes = tuple(dataclasses.replace(n, saved_bytes=use.saved_by_op.get(n.key, 0)) for n in table.nodes)

@@ -44,7 +44,7 @@ def accumulates_in_place(gradient: torch.Tensor) -> bool:
     """
     storage = gradient.untyped_storage()
     alone = gradient._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2
-    return alone and torch._prims_common.is_non_overlapping_and_dense(gradient)
+    return alone and torch._prims_common.is_non_overlapping_and_dense_or_false(gradient)
 
 
 __all__ = [
