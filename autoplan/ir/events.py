@@ -12,14 +12,14 @@ class StorageEvent:
 
     Attributes:
         kind: ``alloc`` and ``free``; ``save`` and ``release`` where autograd starts and stops holding a storage for
-            backward; ``workspace`` for memory that one kernel takes and gives back.
-        storage: Number of the storage; -1 for a workspace.
+            backward.
+        storage: Number of the storage.
         nbytes: Size.
         phase: ``forward`` or ``backward``.
         op: `Op.key` of the op of the graph that causes it, or empty.
     """
 
-    kind: Literal["alloc", "free", "save", "release", "workspace"]
+    kind: Literal["alloc", "free", "save", "release"]
     storage: int
     nbytes: int
     phase: str

@@ -1,8 +1,8 @@
 """Memory of an eager training step over time, on one device.
 
-With S(t) the storages alive at event t of the step and w(t) what the running kernel takes for itself::
+With S(t) the storages alive at event t of the step::
 
-    live(t) = static + Σ_{s ∈ S(t)} bytes(s) + w(t),      peak = max over t of live(t)                         (1)
+    live(t) = static + Σ_{s ∈ S(t)} bytes(s),      peak = max over t of live(t)                                (1)
 
 `static` is parameters, buffers, the batch and the optimizer's state. Forward and backward come as `StepEvents`, which
 the trace room records under torch's own autograd; the optimizer's update, which runs parameter after parameter, is
@@ -180,8 +180,6 @@ class _Live:
                 self._count(s, n)
                 self.padding += self.round(n) - n
                 self.note(event.phase, event.op, 0)
-            case "workspace":
-                self.note(event.phase, event.op, n)
             case "free":
                 self._count(s, -n)
                 self.padding -= self.round(n) - n

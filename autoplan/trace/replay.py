@@ -2,8 +2,8 @@
 
 The graph is executed op after op under torch's own autograd, forward and then backward, with tensors that have a shape,
 a dtype and a storage, but no memory. So what an op saves, which gradients are new tensors and which are the incoming
-one under another name, and when each storage is let go, are torch's own rules, for every op that torch knows. What the
-kernels take for themselves does not pass the dispatcher and comes from `workspace_bytes`.
+one under another name, and when each storage is let go, are torch's own rules, for every op that torch knows. Scratch
+memory that kernels take for themselves does not pass the dispatcher and is not counted, but for `workspace`.
 
 Values die at their last use, as names in eager code do when they are assigned again; results of the model other than
 the loss die when forward returns.
@@ -27,7 +27,7 @@ from autoplan.trace.compat import (
     node_sequence,
     pytree,
 )
-from autoplan.trace.workspace import workspace_bytes
+from autoplan.trace.workspace import hidden_bytes
 
 _SYMBOLS = {
     name: getattr(torch, name[6:])
@@ -151,20 +151,18 @@ class _Recorder(TorchDispatchMode):
             if (sequence := autograd_sequence()) is not None:
                 self.op = self.keys[bisect.bisect_right(self.starts, sequence) - 1]
         out = func(*args, **kwargs)
-        if nbytes := workspace_bytes(func, args, kwargs, out):
-            self._add("workspace", -1, nbytes)
-        for leaf in pytree.tree_leaves(out):
+        hidden = hidden_bytes(func, args)
+        for i, leaf in enumerate(pytree.tree_leaves(out)):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf)
+                self._see(leaf, hidden.get(i))
         return out
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _see(self, tensor: torch.Tensor, hidden: int | None) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self.live or not storage.nbytes():
+        key, nbytes = storage._cdata, storage.nbytes() if hidden is None else hidden
+        if key in self.live or not nbytes:
             return
         self.live[key] = self.count
-        nbytes = storage.nbytes()
         weakref.finalize(storage, self._freed, key, nbytes)
         self._add("alloc", self.count, nbytes)
         self.count += 1
