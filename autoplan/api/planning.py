@@ -235,7 +235,7 @@ def profile(
     options = make_options(cluster=cluster, precision=precision, optimizer=optimizer)
     if progress:
         progress("tracing the model")
-    traced = trace(model, inputs, precision=options.precision, loss_fn=loss_fn, updates_buffers=True)
+    traced = trace(model, inputs, precision=options.precision, loss_fn=loss_fn, as_is=True)
     if progress:
         progress("following memory")
     events = replay(traced.graph, in_place=traced.in_place)

@@ -46,6 +46,23 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _attention_as_is(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Repeats KV heads where there is a mask, as transformers does."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if attention_mask is None:
+        return _attention(module, query, key, value, None, **kwargs)
+    out: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return out
+
+
 _PLAIN_MASKS = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -85,8 +102,13 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[str | None]:
+def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any], *, as_is: bool = False) -> Iterator[str | None]:
     """Switches a Hugging Face `model` (a copy that is ours) to the attention above, and its cache off.
+
+    Args:
+        model: Changed while the block runs.
+        kwargs: The batch.
+        as_is: Leaves eager attention eager, and repeats KV heads where the model would.
 
     Yields:
         None, or what a reader of the profile should know of the attention that was traced.
@@ -99,6 +121,9 @@ def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[st
     if "transformers" not in sys.modules or not implementations & {"sdpa", "eager", "flash_attention_2"}:
         yield None
         return
+    if as_is and "eager" in implementations:
+        yield "attention was traced as the model writes it out (its implementation is 'eager')"
+        return
     given = [name for name in _NEEDS_MASK if kwargs.get(name) is not None]
     if given:
         yield f"attention was traced with an explicit mask, because the batch has {', '.join(given)}"
@@ -106,7 +131,7 @@ def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[st
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention_as_is if as_is else _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
     before = [(c, c._attn_implementation) for c in configured if hasattr(c, "_attn_implementation")]
     for c, _ in before:

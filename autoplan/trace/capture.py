@@ -83,7 +83,7 @@ def trace(
     *,
     precision: str = "fp32",
     loss_fn: LossFn | None = None,
-    updates_buffers: bool = False,
+    as_is: bool = False,
 ) -> TracedModel:
     """Traces one forward step on fake CPU tensors; nothing is allocated and `model` is not changed.
 
@@ -93,8 +93,9 @@ def trace(
         precision: ``fp32`` traces the model as it is; ``bf16`` casts floating parameters and inputs to bfloat16 where
             they are used.
         loss_fn: ``loss_fn(outputs, inputs)``, for models that do not return their loss.
-        updates_buffers: Accepts models that change buffers (batch norm in training). The graph leaves the new values
-            of the buffers out, so that it can be profiled, but not run in place of the model.
+        as_is: Traces for a profile what eager execution does: attention as the model has it, and also models that
+            change buffers (batch norm in training). The graph leaves the new values of the buffers out, so that it
+            cannot be run in place of the model.
 
     Raises:
         TraceError: The model cannot be exported; names the module and the source line.
@@ -109,10 +110,10 @@ def trace(
     step: nn.Module = fake if loss_fn is None else _WithLoss(fake, loss_fn, isinstance(inputs, Mapping))
     fake_leaves = [_fake_input(x, mode, low) for x in leaves]
     fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, in_spec)
-    with opaque_attention(fake, kwargs) as note:
+    with opaque_attention(fake, kwargs, as_is=as_is) as note:
         exported = _export(step, fake, fake_args, fake_kwargs, mode)
     graph, paths, out_spec, in_place = build_graph(
-        exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low, updates_buffers=updates_buffers
+        exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low, updates_buffers=as_is
     )
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
