@@ -30,8 +30,13 @@ def _attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
+    if others.get("s_aux") is not None:
+        raise ValueError("attention sinks are part of the scores: they cannot be traced as one attention op")
+    if others.get("position_bias") is not None or others.get("softcap") is not None:
+        # part of the scores: transformers makes a mask of the bias, and refuses a cap
+        return _transformers(module, query, key, value, attention_mask, dropout, scaling, is_causal, **others)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -55,11 +60,15 @@ def _attention_as_is(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Repeats KV heads where there is a mask, as transformers does."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if attention_mask is None:
         return _attention(module, query, key, value, None, **kwargs)
-    out: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return _transformers(module, query, key, value, attention_mask, **kwargs)
+
+
+def _transformers(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    out: tuple[torch.Tensor, None] = sdpa_attention_forward(*args, **kwargs)
     return out
 
 
