@@ -151,9 +151,13 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     machine = f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread"
     data = {"command": "OMP_NUM_THREADS=1 python benchmarks/profiler_memory.py", "machine": machine}
-    (RESULTS / "profiler_memory.json").write_text(json.dumps({**data, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    (RESULTS / "profiler_memory.json").write_text(
+        json.dumps({**data, "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+    )
     head = f"# Memory of a training step, predicted and measured\n\n`{data['command']}` ({machine}). "
-    (RESULTS / "profiler_memory.md").write_text(head + "Measured MB, and the error of the prediction.\n\n" + text + "\n")
+    (RESULTS / "profiler_memory.md").write_text(
+        head + "Measured MB, and the error of the prediction.\n\n" + text + "\n"
+    )
 
 
 if __name__ == "__main__":
