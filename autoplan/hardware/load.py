@@ -112,6 +112,7 @@ def _device(table: Table) -> Device:
         flops_per_s=table.rates("flops_per_s"),
         matmul_efficiency=table.curve("matmul_efficiency", check=Curve.check_efficiency),
         memory_efficiency=table.curve("memory_efficiency", check=Curve.check_efficiency),
+        view_s=table.amount("view_s") if table.has("view_s") else 0.0,
         allocation_s=table.curve("allocation_s", check=Curve.check_time) if table.has("allocation_s") else None,
         op_flops_per_s=table.pairs("op_flops_per_s") if table.has("op_flops_per_s") else (),
         update_s=table.curve("update_s", check=Curve.check_time) if table.has("update_s") else None,

@@ -36,6 +36,7 @@ class Device:
         flops_per_s: Best rate of a matrix product per dtype, 2 per multiply-add, as (dtype, rate).
         matmul_efficiency: Fraction of `flops_per_s` reached by an op of so many flops.
         memory_efficiency: Fraction of `memory_bytes_per_s` reached by an op that moves so many bytes.
+        view_s: Seconds of an op that only makes a view, 0 where the host runs ahead of the device.
         allocation_s: Seconds to obtain and first touch a new tensor of so many bytes, where the operating system makes
             pages on demand; None where the allocator keeps memory.
         op_flops_per_s: Rates of ops that are far from those of a matrix product, flops as the profiler counts them, as
@@ -53,6 +54,7 @@ class Device:
     flops_per_s: tuple[tuple[str, float], ...]
     matmul_efficiency: Curve
     memory_efficiency: Curve
+    view_s: float = 0.0
     allocation_s: Curve | None = None
     op_flops_per_s: tuple[tuple[str, tuple[float, float]], ...] = ()
     update_s: Curve | None = None
@@ -247,6 +249,7 @@ def _device_json(device: Device) -> dict[str, Any]:
         "flops_per_s": dict(device.flops_per_s),
         "matmul_efficiency": device.matmul_efficiency.to_json(),
         "memory_efficiency": device.memory_efficiency.to_json(),
+        "view_s": device.view_s,
         "allocation_s": None if device.allocation_s is None else device.allocation_s.to_json(),
         "op_flops_per_s": {op: list(rates) for op, rates in device.op_flops_per_s},
         "update_s": None if device.update_s is None else device.update_s.to_json(),
@@ -264,6 +267,7 @@ def _device_from(data: Mapping[str, Any]) -> Device:
         flops_per_s=tuple(data["flops_per_s"].items()),
         matmul_efficiency=Curve.from_json(data["matmul_efficiency"]),
         memory_efficiency=Curve.from_json(data["memory_efficiency"]),
+        view_s=data["view_s"],
         allocation_s=None if data["allocation_s"] is None else Curve.from_json(data["allocation_s"]),
         op_flops_per_s=tuple((op, (forward, backward)) for op, (forward, backward) in data["op_flops_per_s"].items()),
         update_s=None if data["update_s"] is None else Curve.from_json(data["update_s"]),

@@ -138,7 +138,7 @@ def _measure(
     new = _new_tensors(m, quick) if m.device.type == "cpu" else []
     progress("overhead of an op")
     launch = _launch(m)
-    update = _updates(m)
+    update, view = _updates(m), _view(m)
     progress("matrix products")
     bare = _bare(m)
     products, rates = _products(m, bare, quick)
@@ -161,6 +161,7 @@ def _measure(
         "allocator_granularity_bytes": "PyTorch: c10/cuda/CUDACachingAllocator or c10/core/alignment.h",
         "matmul_efficiency": source("square products in float32", [s for _, s in products]),
         "memory_efficiency": source("copies", [s for _, s in copies]),
+        "view_s": source("a chain of views, forward and backward; 0 on a device that runs behind", [view]),
         "update_s": source("AdamW of torch.optim", [s for _, s in update]),
         "op_flops_per_s": source("modules of usual sizes", [s for _, _, s in own]),
         "flops_per_s": source("the largest product of each dtype; float32: the best size", [s for _, _, s in rates]),
@@ -174,6 +175,7 @@ def _measure(
         "allocator_granularity_bytes": 512 if m.device.type == "cuda" else 64,
         "matmul_efficiency": product_curve,
         "memory_efficiency": copy_curve,
+        "view_s": view.seconds if m.device.type == "cpu" else 0.0,
         "update_s": _rising([(size, s.seconds) for size, s in update]),
     }
     if allocation:
@@ -257,6 +259,19 @@ def _launch(m: _Machine) -> Sample:
     return m.sample(step, per=16 * 8)
 
 
+def _view(m: _Machine) -> Sample:
+    """Seconds of a view in eager autograd, forward or backward."""
+    x = torch.ones(2, 2, device=m.device, requires_grad=True)
+
+    def step() -> None:
+        y = x
+        for _ in range(32):
+            y = y.transpose(0, 1).view_as(y)
+        y.sum().backward()
+
+    return m.sample(step, per=4 * 32)
+
+
 def _bare(m: _Machine) -> float:
     """Seconds of a call into PyTorch, without modules and autograd."""
     a, b = torch.zeros(1, device=m.device), torch.ones(1, device=m.device)
@@ -304,14 +319,25 @@ def _copies(m: _Machine, launch: float, quick: bool) -> list[tuple[float, Sample
 
 
 def _new_tensors(m: _Machine, quick: bool) -> list[tuple[float, Sample]]:
-    """Seconds that a new tensor costs beyond one that exists, while others are held as activations are."""
+    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.
+
+    With that much held the figures hardly depend on what the process allocated before; with less the C library keeps or
+    returns all of it, by history.
+    """
+    torch.empty(1 << 20).fill_(1.0)
     rows = []
     for power in range(14, 25 if quick else 27, 2):
         n, count = 1 << power >> 2, max(2, 1 << 26 >> power)
         kept = [torch.zeros(n) for _ in range(4)]
+
+        def made(n: int = n, count: int = count) -> None:
+            held = [torch.empty(n).fill_(1.0) for _ in range(count)]
+            while held:
+                held.pop()
+
         exists = m.sample(lambda k=kept: [t.fill_(1.0) for t in k], per=4)  # type: ignore[misc]
-        made = m.sample(lambda n=n, c=count: [torch.empty(n).fill_(1.0) for _ in range(c)], per=count)  # type: ignore[misc]
-        rows.append((4.0 * n, Sample(max(made.seconds - exists.seconds, 1e-7), made.spread)))
+        new = m.sample(made, per=count)
+        rows.append((4.0 * n, Sample(max(new.seconds - exists.seconds, 1e-7), new.spread)))
     return rows
 
 
@@ -343,6 +369,7 @@ def _probes() -> list[_Probe]:
     return [
         *(_Probe(run, rows) for run in pointwise),
         _Probe(attention, (4, 4, 128, 32)),
+        _Probe(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), (4, 4, 128, 32)),
         _Probe(loss, (512, 1024)),
         _Probe(lambda x, w: F.conv1d(x, w, padding=1), (4, 64, 128), (64, 64, 3)),
         _Probe(lambda x, w: F.conv1d(x, w, padding=1, groups=64), (4, 64, 128), (64, 1, 3)),

@@ -209,8 +209,8 @@ def _cost(
     dtype = dtype_of(op, graph)
     keeps = rule.hidden_bytes if needs_backward(op, graph) else 0
     rates = dict(device.op_flops_per_s).get(rate_key(op, graph), (None, None))
-    made = () if is_view else [graph.values[o].nbytes for o in op.outputs]
-    gradients = [graph.values[v].nbytes for v in op.inputs if graph.values[v].requires_grad] if launches else ()
+    made = () if is_view else [keeps, *(graph.values[o].nbytes for o in op.outputs)]
+    gradients = [keeps, *(graph.values[v].nbytes for v in op.inputs if graph.values[v].requires_grad)] if launches else ()
     return OpCost(
         key=op.key,
         op=op.name,
@@ -225,6 +225,7 @@ def _cost(
             bytes_=forward_bytes,
             dtype=dtype,
             launches=int(not is_view),
+            views=int(is_view),
             rate=rates[0],
             new_bytes=made,
         ),
@@ -234,6 +235,7 @@ def _cost(
             bytes_=backward_bytes,
             dtype=dtype,
             launches=launches,
+            views=int(is_view and needs_backward(op, graph)),
             rate=rates[1],
             new_bytes=gradients,
         ),

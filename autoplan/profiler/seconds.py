@@ -1,6 +1,7 @@
 """How long the kernels of one op take on a device: equation (1) of `autoplan.hardware.cost` and what eager adds to it.
 
-    t = max( flops / rate,  bytes / memory rate ) + launches · launch + Σ allocation(bytes of each new tensor)      (1)
+    t = max( flops / rate,  bytes / memory rate ) + launches · launch + views · view
+        + Σ allocation(bytes of each new tensor)                                                                       (1)
 
 The rate is that of a matrix product of this size, or the op's own where the device lists one (`op_flops_per_s`): on a CPU
 a tanh runs at the speed of the vector units, an attention kernel at a fraction of a matrix product's.
@@ -16,7 +17,9 @@ from autoplan.rules import OpView
 
 
 def rate_key(op: Op, graph: OpGraph) -> str:
-    """Name under which a device lists the rate of an op; grouped convolutions have one of their own."""
+    """Name under which a device lists the rate of an op: attention with dropout and grouped convolutions differ."""
+    if op.name == "scaled_dot_product_attention" and op.arg(4, "dropout_p", 0.0):
+        return f"{op.name}.dropout"
     if not op.name.startswith("conv"):
         return op.name
     v = OpView.of(op, graph)
@@ -32,6 +35,7 @@ def kernel_s(
     bytes_: float,
     dtype: str,
     launches: int,
+    views: int = 0,
     rate: float | None = None,
     new_bytes: Iterable[int] = (),
 ) -> float:
@@ -43,6 +47,7 @@ def kernel_s(
         bytes_: Bytes read plus bytes written.
         dtype: Type it computes in.
         launches: Kernels it takes.
+        views: Views that it makes.
         rate: Flops per second of this op, where they differ from a matrix product's.
         new_bytes: Sizes of the tensors that it allocates.
     """
@@ -50,6 +55,7 @@ def kernel_s(
         seconds = op_s(device, flops=flops, bytes_=bytes_, dtype=dtype, launches=launches)
     else:
         seconds = max(flops / rate, memory_s(device, bytes_)) + launches * device.kernel_launch_s
+    seconds += views * device.view_s
     if device.allocation_s is not None:
         seconds += sum(device.allocation_s.time_at(n) for n in new_bytes if n)
     return seconds
