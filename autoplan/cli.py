@@ -308,10 +308,16 @@ def clusters_command(name: str | None) -> None:
     ),
 )
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Write the profile here: FILE.toml."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Write the profile here: FILE.toml.",
 )
 @click.option("--ranks", type=click.IntRange(2), default=2, show_default=True, help="Processes for collectives.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one process on a CPU.")
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one process on a CPU."
+)
 @click.option("--quick", is_flag=True, help="Fewer sizes and repeats.")
 def calibrate_command(output: Path, ranks: int, threads: int, quick: bool) -> None:
     """Measure this machine and write a hardware profile that --cluster takes. Takes one or two minutes."""

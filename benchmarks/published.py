@@ -108,7 +108,9 @@ def priced(graph: OpGraph, where: ClusterSpec) -> CostTable:
     return dataclasses.replace(table, nodes=tuple(n for n in table.nodes if n.module != "entry"))
 
 
-def layer_table(hidden: int, heads: int, t: int, batch: int, length: int, where: ClusterSpec, *, fused: bool) -> CostTable:
+def layer_table(
+    hidden: int, heads: int, t: int, batch: int, length: int, where: ClusterSpec, *, fused: bool
+) -> CostTable:
     """Costs of one rank's part of a layer."""
     return priced(_layer_graph(hidden, heads, t, batch, length, fused), where)
 
@@ -199,9 +201,7 @@ def step_s(run: Run, cluster: ClusterSpec, efficiency: float) -> float:
 
 def a100_runs(folder: Path) -> list[Run]:
     rows = _rows(folder / "megatron_sc21_table1.csv")
-    return [
-        _run(r, r["params_B"], *SC21[r["params_B"]], length=2048, vocabulary=51_200, recompute=True) for r in rows
-    ]
+    return [_run(r, r["params_B"], *SC21[r["params_B"]], length=2048, vocabulary=51_200, recompute=True) for r in rows]
 
 
 def h100_runs(folder: Path) -> list[Run]:
@@ -273,13 +273,26 @@ def activation_rows(cluster: ClusterSpec, t: int = 8, length: int = 2048) -> lis
         split = entry / t + sum(n.saved_bytes / (t if n.op in wide else 1) for n in (*keep, *core))
         for label, bytes_, truth in (("none", saved, none), ("sequence + selective", split, selective)):
             gib = bytes_ * held / 2**30
-            out.append({"model": name, "recompute": label, "published_GiB": truth, "predicted_GiB": gib, "error": gib / truth - 1})
+            out.append(
+                {
+                    "model": name,
+                    "recompute": label,
+                    "published_GiB": truth,
+                    "predicted_GiB": gib,
+                    "error": gib / truth - 1,
+                }
+            )
     return out
 
 
 def report(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    lines = ["# Published runs", "", "`python benchmarks/published.py --data FOLDER`; what is fixed beforehand stands in the script.", ""]
+    lines = [
+        "# Published runs",
+        "",
+        "`python benchmarks/published.py --data FOLDER`; what is fixed beforehand stands in the script.",
+        "",
+    ]
     for r in results["steps"]:
         lines += [
             f"## Step times, {r['device']}", "",
@@ -289,14 +302,24 @@ def report(results: dict[str, Any]) -> str:
             "| run | microbatch, chunks | measured s | predicted s | error |", "|---|---|---|---|---|",
             *(f"| {x['run']} | {x['microbatch']}, {x['chunks']} | {x['measured_s']:.2f} | {x['predicted_s']:.2f} | {x['error']:+.1%} |" for x in r["rows"]), "",
         ]  # fmt: skip
-    lines += ["## Activation memory, tensor parallelism 8", "", "| model | recompute | published GiB | predicted GiB | error |", "|---|---|---|---|---|"]
-    lines += [f"| {x['model']} | {x['recompute']} | {x['published_GiB']} | {x['predicted_GiB']:.2f} | {x['error']:+.1%} |" for x in results["activations"]]
+    lines += [
+        "## Activation memory, tensor parallelism 8",
+        "",
+        "| model | recompute | published GiB | predicted GiB | error |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {x['model']} | {x['recompute']} | {x['published_GiB']} | {x['predicted_GiB']:.2f} | {x['error']:+.1%} |"
+        for x in results["activations"]
+    ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("AUTOPLAN_PUBLISHED_DATA"), help="folder of the CSV files")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("AUTOPLAN_PUBLISHED_DATA"), help="folder of the CSV files"
+    )
     folder = parser.parse_args().data
     a100, h100 = load_cluster("a100-8x"), load_cluster("h100-8x")
     results: dict[str, Any] = {"steps": [], "activations": activation_rows(a100)}

@@ -210,7 +210,9 @@ def _cost(
     keeps = rule.hidden_bytes if needs_backward(op, graph) else 0
     rates = dict(device.op_flops_per_s).get(rate_key(op, graph), (None, None))
     made = () if is_view else [keeps, *(graph.values[o].nbytes for o in op.outputs)]
-    gradients = [keeps, *(graph.values[v].nbytes for v in op.inputs if graph.values[v].requires_grad)] if launches else ()
+    gradients = (
+        [keeps, *(graph.values[v].nbytes for v in op.inputs if graph.values[v].requires_grad)] if launches else ()
+    )
     return OpCost(
         key=op.key,
         op=op.name,
