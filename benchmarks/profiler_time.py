@@ -94,7 +94,7 @@ def report(found: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = [
         "# Predicted step times on a CPU", "",
-        "`OMP_NUM_THREADS=1 python benchmarks/profiler_time.py`; CPU seconds on one thread, after `autoplan calibrate`.",
+        "`OMP_NUM_THREADS=1 python benchmarks/profiler_time.py`; CPU seconds on one thread, after `autoplan calibrate`.",  # noqa: E501
         f"{found['models']} models, mean absolute error {found['mean_absolute_error']:.1%}, rank correlation "
         f"{found['rank_correlation']:.3f}, torch {found['torch']}.", "",
         "| model | measured ms | spread | predicted ms | error |", "|---|---|---|---|---|",

@@ -222,7 +222,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _run(row: dict[str, str], name: str, size: int, chunks: int, **fixed: Any) -> Run:
     return Run(
-        name=f"{name}B", hidden=int(row["hidden"]), layers=int(row["layers"]), heads=int(row["heads"]), t=int(row["TP"]),
+        name=f"{name}B", hidden=int(row["hidden"]), layers=int(row["layers"]), heads=int(row["heads"]), t=int(row["TP"]),  # noqa: E501
         p=int(row["PP"]), gpus=int(row["GPUs"]), batch=int(row["global_batch"]), microbatch=size, chunks=chunks,
         tflops=float(row["TFLOPs_per_GPU"]), **fixed,
     )  # fmt: skip
@@ -296,11 +296,11 @@ def report(results: dict[str, Any]) -> str:
     for r in results["steps"]:
         lines += [
             f"## Step times, {r['device']}", "",
-            f"Factor on matrix products {r['factor']}, fitted on every second row. Mean absolute error {r['mean_error']:.1%}"
-            f" (rows not fitted on {r['mean_error_unseen']:.1%}; factor 1 {r['mean_error_without_fit']:.1%}; one constant"
+            f"Factor on matrix products {r['factor']}, fitted on every second row. Mean absolute error {r['mean_error']:.1%}"  # noqa: E501
+            f" (rows not fitted on {r['mean_error_unseen']:.1%}; factor 1 {r['mean_error_without_fit']:.1%}; one constant"  # noqa: E501
             f" TFLOP/s {r['mean_error_constant_rate']:.1%}).", "",
             "| run | microbatch, chunks | measured s | predicted s | error |", "|---|---|---|---|---|",
-            *(f"| {x['run']} | {x['microbatch']}, {x['chunks']} | {x['measured_s']:.2f} | {x['predicted_s']:.2f} | {x['error']:+.1%} |" for x in r["rows"]), "",
+            *(f"| {x['run']} | {x['microbatch']}, {x['chunks']} | {x['measured_s']:.2f} | {x['predicted_s']:.2f} | {x['error']:+.1%} |" for x in r["rows"]), "",  # noqa: E501
         ]  # fmt: skip
     lines += [
         "## Activation memory, tensor parallelism 8",

@@ -41,7 +41,7 @@ class Device:
             pages on demand; None where the allocator keeps memory.
         op_flops_per_s: Rates of ops that are far from those of a matrix product, flops as the profiler counts them, as
             (op, (forward, backward)).
-        update_s: Seconds of AdamW's update of one parameter of so many bytes; None where reading and writing memory says it.
+        update_s: Seconds of AdamW's update of one parameter of so many bytes; None: reading and writing memory says it.
         sources: Where each number comes from, as (key, text); not part of the identity.
     """
 

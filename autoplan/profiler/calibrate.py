@@ -1,7 +1,7 @@
 """Measures the machine that it runs on and writes a profile file. The only file of this room that imports torch.
 
-Every figure is the median of repeats; the spread that a source quotes is the distance between the quartiles relative to
-the median. What runs on one thread of a CPU is timed in CPU seconds, which other processes hardly disturb; threads, GPUs
+Every figure is the median of repeats; the spread that a source quotes is the distance between the quartiles relative
+to the median. What runs on one thread of a CPU is timed in CPU seconds, which other processes hardly disturb; threads, GPUs
 and collectives are timed by the clock. Measured are, in this order:
 
 - the overhead of an op in eager autograd, from a chain of tiny modules; AdamW's update of one parameter over sizes,
@@ -195,13 +195,13 @@ def _measure(m: _Machine, name: str, ranks: int, threads: int, quick: bool, prog
     where = f"{how}; {backend}, {'2' if ranks == 2 else f'2 and {ranks}'} processes"
     return "\n".join([
         f"# {how}; {time.strftime('%Y-%m-%d')}.", "",
-        "[cluster]", f"name = {json.dumps(name)}", f"description = {json.dumps('measured by autoplan calibrate on this machine')}",
+        "[cluster]", f"name = {json.dumps(name)}", f"description = {json.dumps('measured by autoplan calibrate on this machine')}",  # noqa: E501
         "nodes = 1", f"devices_per_node = {ranks}", "",
         "[device]", *_lines(device), "", "[device.flops_per_s]", *_lines(flops), "",
         "[device.op_flops_per_s]", *_lines({json.dumps(op): list(pair) for op, pair, _ in own}), "",
         "[device.source]", *_lines(sources), "",
         "[[level]]", f'name = "{backend}"', *_lines(level), "",
-        "[level.source]", *_lines(dict.fromkeys(level, where) | {"bytes_per_s": f"{where}; largest all-reduce", "latency_s": f"{where}; smallest all-reduce"}), "",
+        "[level.source]", *_lines(dict.fromkeys(level, where) | {"bytes_per_s": f"{where}; largest all-reduce", "latency_s": f"{where}; smallest all-reduce"}), "",  # noqa: E501
     ])  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _efficiency(rows: Points) -> tuple[float, Points]:
 
 
 def _rising(rows: Points) -> Points:
-    """Rows by size whose seconds are at least those of the size before, and an efficiency that rounding cannot break."""
+    """Rows by size whose seconds are at least those of the size before, and an efficiency that rounding cannot break."""  # noqa: E501
     out: Points = []
     for size, seconds in rows:
         out.append((size, max(seconds, 1.002 * out[-1][1]) if out else seconds))
@@ -263,7 +263,7 @@ def _launch(m: _Machine) -> Sample:
     x = torch.ones(2, 4, device=m.device, requires_grad=True)
 
     def step() -> None:
-        model(x).sum().backward()
+        model(x).sum().backward()  # type: ignore[no-untyped-call]
         model.zero_grad()
 
     return m.sample(step, per=16 * 8)
@@ -277,7 +277,7 @@ def _view(m: _Machine) -> Sample:
         y = x
         for _ in range(32):
             y = y.transpose(0, 1).view_as(y)
-        y.sum().backward()
+        y.sum().backward()  # type: ignore[no-untyped-call]
 
     return m.sample(step, per=4 * 32)
 
@@ -335,7 +335,7 @@ def _copies(m: _Machine, launch: float, quick: bool) -> list[tuple[float, Sample
 
 
 def _new_tensors(m: _Machine, quick: bool) -> list[tuple[float, Sample]]:
-    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.
+    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.  # noqa: E501
 
     With that much held the figures hardly depend on what the process allocated before; with less the C library keeps or
     returns all of it, by history.
@@ -413,7 +413,7 @@ def _own_rates(m: _Machine, launch: float) -> list[tuple[str, tuple[float, float
             return out
 
         def both(run: Callable[[], torch.Tensor] = forward, g: torch.Tensor = gradient) -> None:
-            run().backward(g)
+            run().backward(g)  # type: ignore[no-untyped-call]
 
         one, two = m.sample(forward), m.sample(both)
         back = Sample(max(two.seconds - one.seconds, 0.1 * two.seconds), two.spread)
