@@ -335,7 +335,7 @@ def _copies(m: _Machine, launch: float, quick: bool) -> list[tuple[float, Sample
 
 
 def _new_tensors(m: _Machine, quick: bool) -> list[tuple[float, Sample]]:
-    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.  # noqa: E501
+    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.
 
     With that much held the figures hardly depend on what the process allocated before; with less the C library keeps or
     returns all of it, by history.

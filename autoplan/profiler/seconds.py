@@ -1,7 +1,8 @@
 """How long the kernels of one op take on a device: equation (1) of `autoplan.hardware.cost` and what eager adds to it.
 
-    t = max( flops/rate,  bytes / memory rate ) + launches · launch + views · view
-        + Σ allocation(bytes of each new tensor)                                                                       (1)
+    t = max( flops/rate,  bytes / memory rate ) + launches · launch
+        + views · view
+        + Σ allocation(bytes of each new tensor)                                                      (1)
 
 The rate is that of a matrix product of this size, or the op's own where the device lists one (`op_flops_per_s`): on a CPU
 a tanh runs at the speed of the vector units, an attention kernel at a fraction of a matrix product's.
