@@ -301,6 +301,41 @@ def clusters_command(name: str | None) -> None:
 
 
 @autoplan_command.command(
+    "calibrate",
+    epilog=_examples(
+        "autoplan calibrate -o my.toml",
+        "autoplan profile config.json --batch 8 --seq 1024 --cluster my.toml",
+    ),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Write the profile here: FILE.toml.",
+)
+@click.option("--ranks", type=click.IntRange(2), default=2, show_default=True, help="Processes for collectives.")
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one process on a CPU."
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats.")
+def calibrate_command(output: Path, ranks: int, threads: int, quick: bool) -> None:
+    """Measure this machine and write a hardware profile that --cluster takes. Takes one or two minutes."""
+    from autoplan.display import progress
+    from autoplan.hardware import load_cluster
+
+    if output.suffix != ".toml":
+        raise OptionError(f"{output}: the name of a profile file has to end in .toml")
+    _check_writable(output)
+    with progress("loading torch") as spinner:
+        from autoplan.profiler.calibrate import calibrate, write_profile
+
+        text = calibrate(name=output.stem, ranks=ranks, threads=threads, quick=quick, progress=spinner.phase)
+    write_profile(text, output)
+    click.echo(f"{load_cluster(output)}\nwritten to {output}; all numbers: autoplan clusters {output}")
+
+
+@autoplan_command.command(
     "demo",
     epilog=_examples(
         "autoplan demo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import RenderableType
 
@@ -72,6 +72,7 @@ def _level(level: Level) -> Grid:
     rows = [
         ("joins", "all" if level.devices is None else f"{level.devices} devices", source.get("devices", "")),
         ("rate per direction", format_rate(level.bytes_per_s, "B/s"), source.get("bytes_per_s", "")),
+        *_peer(level, source),
         ("latency", format_seconds(level.latency_s), source.get("latency_s", "")),
         ("efficiency", f"{level.efficiency:g}", source.get("efficiency", "")),
         ("reduce-scatter moves", f"{level.reduce_scatter_factor:g} x", source.get("reduce_scatter_factor", "default")),
@@ -81,6 +82,12 @@ def _level(level: Level) -> Grid:
         for m in level.measured
     ]
     return Grid(f"Links: {level.name}", ("", ">", "source"), tuple(rows))
+
+
+def _peer(level: Level, source: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    if level.peer_bytes_per_s is None:
+        return []
+    return [("rate between two", format_rate(level.peer_bytes_per_s, "B/s"), source.get("peer_bytes_per_s", ""))]
 
 
 def _range(points: tuple[tuple[float, float], ...]) -> str:

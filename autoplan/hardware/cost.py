@@ -5,7 +5,8 @@ Ops (roofline with size-dependent efficiency e, per-op overhead `launches · ker
 (1)  t = max( flops / (peak · e_f(flops)),  bytes / (rate · e_b(bytes)) ) + launches · launch      `op_s`
 
 Collectives. A group is split over the levels of links (`level_sizes`): n = Πₗ nₗ, members of one group of level l are
-nₗ groups of level l−1. With Nₗ = Πⱼ≤ₗ nⱼ, payload b, and β the effective bytes/s, α the latency of a level:
+nₗ groups of level l−1. With Nₗ = Πⱼ≤ₗ nⱼ, payload b, and β the effective bytes/s, α the latency of a level (links that
+are not switched, `peer_bytes_per_s`, give (nₗ−1) links to a group of nₗ, and one to a chain or a pair):
 
 (2)  ring, all-gather or reduce-scatter (all-reduce: twice)
      t = Σₗ [ (b / Nₗ₋₁) · (nₗ−1)/nₗ / βₗ + (nₗ−1) · αₗ ]                                          `_ring_s`
@@ -149,7 +150,7 @@ def _ring_s(levels: Sequence[Level], sizes: Sequence[int], kind: str, bytes_: fl
         if n > 1:
             factor = level.reduce_scatter_factor if kind == "reduce_scatter" else 1.0
             moved = rounds * factor * payload * (n - 1) / n
-            model = moved / level.effective_bytes_per_s + rounds * (n - 1) * level.latency_s
+            model = moved / level.effective_bytes_per_s(n) + rounds * (n - 1) * level.latency_s
             total += _measured_s(level, kind, payload, n, model)
             payload /= n
     return total
@@ -162,7 +163,8 @@ def _all_to_all_s(levels: Sequence[Level], sizes: Sequence[int], bytes_: float) 
         if n > 1:
             peers = inside * (n - 1)
             inside *= n
-            model = bytes_ * peers / size / level.effective_bytes_per_s + peers * level.latency_s
+            rate = level.effective_bytes_per_s(n)
+            model = bytes_ * peers / size / rate + peers * level.latency_s
             total += _measured_s(level, "all_to_all", bytes_ * inside / size, n, model)
     return total
 
@@ -172,7 +174,7 @@ def _broadcast_s(levels: Sequence[Level], sizes: Sequence[int], bytes_: float) -
     total = 0.0
     for level, n in zip(levels, sizes, strict=True):
         if n > 1:
-            model = bytes_ / level.effective_bytes_per_s + (n - 1) * level.latency_s
+            model = bytes_ / level.effective_bytes_per_s(2) + (n - 1) * level.latency_s
             total += _measured_s(level, "broadcast", bytes_, n, model)
     return total
 
@@ -185,7 +187,7 @@ def _send_recv_s(cluster: ClusterSpec, bytes_: float, group: AxisGroup) -> float
         for level in cluster.levels
         if level.devices is None or cluster.n_devices <= level.devices or level.devices % extent == 0
     )
-    model = bytes_ / level.effective_bytes_per_s + level.latency_s
+    model = bytes_ / level.effective_bytes_per_s(2) + level.latency_s
     return _measured_s(level, "send_recv", bytes_, 2, model)
 
 

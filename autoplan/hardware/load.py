@@ -112,6 +112,10 @@ def _device(table: Table) -> Device:
         flops_per_s=table.rates("flops_per_s"),
         matmul_efficiency=table.curve("matmul_efficiency", check=Curve.check_efficiency),
         memory_efficiency=table.curve("memory_efficiency", check=Curve.check_efficiency),
+        view_s=table.amount("view_s") if table.has("view_s") else 0.0,
+        allocation_s=table.curve("allocation_s", check=Curve.check_time) if table.has("allocation_s") else None,
+        op_flops_per_s=table.pairs("op_flops_per_s") if table.has("op_flops_per_s") else (),
+        update_s=table.curve("update_s", check=Curve.check_time) if table.has("update_s") else None,
         sources=table.sources(),
     )
     if "float32" not in dict(device.flops_per_s):
@@ -143,6 +147,7 @@ def _level(table: Table, *, outermost: bool) -> Level:
         bytes_per_s=table.number("bytes_per_s"),
         latency_s=table.amount("latency_s"),
         efficiency=table.number("efficiency", default=1.0, at_most=1.0),
+        peer_bytes_per_s=table.number("peer_bytes_per_s") if table.has("peer_bytes_per_s") else None,
         reduce_scatter_factor=table.number("reduce_scatter_factor", default=1.0),
         measured=tuple(curve for kind in COLLECTIVES if table.has(kind) for curve in _measured(table, kind)),
         sources=table.sources(),

@@ -16,7 +16,7 @@ from typing import Any
 from autoplan.errors import OptionError, ProfileError
 from autoplan.hardware.curve import Curve
 
-FORMAT = 1
+FORMAT = 2
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 
 Sources = tuple[tuple[str, str], ...]
@@ -36,6 +36,12 @@ class Device:
         flops_per_s: Best rate of a matrix product per dtype, 2 per multiply-add, as (dtype, rate).
         matmul_efficiency: Fraction of `flops_per_s` reached by an op of so many flops.
         memory_efficiency: Fraction of `memory_bytes_per_s` reached by an op that moves so many bytes.
+        view_s: Seconds of an op that only makes a view, 0 where the host runs ahead of the device.
+        allocation_s: Seconds to obtain and first touch a new tensor of so many bytes, where the operating system makes
+            pages on demand; None where the allocator keeps memory.
+        op_flops_per_s: Rates of ops that are far from those of a matrix product, flops as the profiler counts them, as
+            (op, (forward, backward)).
+        update_s: Seconds of AdamW's update of one parameter of so many bytes; None: reading and writing memory says it.
         sources: Where each number comes from, as (key, text); not part of the identity.
     """
 
@@ -48,6 +54,10 @@ class Device:
     flops_per_s: tuple[tuple[str, float], ...]
     matmul_efficiency: Curve
     memory_efficiency: Curve
+    view_s: float = 0.0
+    allocation_s: Curve | None = None
+    op_flops_per_s: tuple[tuple[str, tuple[float, float]], ...] = ()
+    update_s: Curve | None = None
     sources: Sources = field(default=(), compare=False, repr=False)
 
     @property
@@ -91,6 +101,8 @@ class Level:
         bytes_per_s: Nominal rate per device and direction.
         latency_s: Time of one step of a ring, whatever its size.
         efficiency: Fraction of `bytes_per_s` that large transfers reach.
+        peer_bytes_per_s: Nominal rate between two devices where there is no switch: n devices that talk to each other
+            use n − 1 such links, at most `bytes_per_s`. None where a single pair reaches `bytes_per_s`.
         reduce_scatter_factor: Bytes that a reduce-scatter moves, relative to a ring's.
         measured: Measured curves, used instead of the ring model.
         sources: Where each number comes from, as (key, text); not part of the identity.
@@ -101,14 +113,16 @@ class Level:
     bytes_per_s: float
     latency_s: float
     efficiency: float = 1.0
+    peer_bytes_per_s: float | None = None
     reduce_scatter_factor: float = 1.0
     measured: tuple[MeasuredCurve, ...] = ()
     sources: Sources = field(default=(), compare=False, repr=False)
 
-    @property
-    def effective_bytes_per_s(self) -> float:
-        """Rate per device and direction that large transfers reach."""
-        return self.bytes_per_s * self.efficiency
+    def effective_bytes_per_s(self, members: int) -> float:
+        """Rate per device and direction that large transfers among so many members reach."""
+        if self.peer_bytes_per_s is None:
+            return self.bytes_per_s * self.efficiency
+        return min(self.bytes_per_s, (members - 1) * self.peer_bytes_per_s) * self.efficiency
 
 
 @dataclass(frozen=True)
@@ -235,6 +249,10 @@ def _device_json(device: Device) -> dict[str, Any]:
         "flops_per_s": dict(device.flops_per_s),
         "matmul_efficiency": device.matmul_efficiency.to_json(),
         "memory_efficiency": device.memory_efficiency.to_json(),
+        "view_s": device.view_s,
+        "allocation_s": None if device.allocation_s is None else device.allocation_s.to_json(),
+        "op_flops_per_s": {op: list(rates) for op, rates in device.op_flops_per_s},
+        "update_s": None if device.update_s is None else device.update_s.to_json(),
     }
 
 
@@ -249,6 +267,10 @@ def _device_from(data: Mapping[str, Any]) -> Device:
         flops_per_s=tuple(data["flops_per_s"].items()),
         matmul_efficiency=Curve.from_json(data["matmul_efficiency"]),
         memory_efficiency=Curve.from_json(data["memory_efficiency"]),
+        view_s=data["view_s"],
+        allocation_s=None if data["allocation_s"] is None else Curve.from_json(data["allocation_s"]),
+        op_flops_per_s=tuple((op, (forward, backward)) for op, (forward, backward) in data["op_flops_per_s"].items()),
+        update_s=None if data["update_s"] is None else Curve.from_json(data["update_s"]),
     )
 
 
@@ -259,6 +281,7 @@ def _level_json(level: Level) -> dict[str, Any]:
         "bytes_per_s": level.bytes_per_s,
         "latency_s": level.latency_s,
         "efficiency": level.efficiency,
+        "peer_bytes_per_s": level.peer_bytes_per_s,
         "reduce_scatter_factor": level.reduce_scatter_factor,
         "measured": [[m.kind, m.group_size, m.seconds.to_json()] for m in level.measured],
     }
@@ -271,6 +294,7 @@ def _level_from(data: Mapping[str, Any]) -> Level:
         bytes_per_s=data["bytes_per_s"],
         latency_s=data["latency_s"],
         efficiency=data["efficiency"],
+        peer_bytes_per_s=data["peer_bytes_per_s"],
         reduce_scatter_factor=data["reduce_scatter_factor"],
         measured=tuple(MeasuredCurve(kind, size, Curve.from_json(points)) for kind, size, points in data["measured"]),
     )

@@ -90,6 +90,18 @@ class Table:
         self._numbers.append(key)
         return tuple((name, inner.number(name)) for name in inner._data)
 
+    def pairs(self, key: str) -> tuple[tuple[str, tuple[float, float]], ...]:
+        """A table from name to two numbers above zero, at least one entry."""
+        data = self.get(key, "a table of pairs")
+        expected = "two finite numbers above zero, forward and backward"
+        if not isinstance(data, Mapping) or not data:
+            raise self.error(key, "a table of pairs", data)
+        for name, value in data.items():
+            if not isinstance(value, list) or len(value) != 2 or any((_finite(v) or 0.0) <= 0 for v in value):
+                raise self.error(f"{key}.{name}", expected, value)
+        self._numbers.append(key)
+        return tuple((name, (float(forward), float(backward))) for name, (forward, backward) in data.items())
+
     def curve(self, key: str, *, check: Callable[[Curve], None]) -> Curve:
         """A list of [size, value] points."""
         expected = "a list of [size, value] points, sizes rising"

@@ -3,7 +3,7 @@
 from autoplan.profiler.cost import CostTable, OpCost, cost_table
 from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops, is_free, needs_backward, unknown_ops
 from autoplan.profiler.layout import Layout, layouts
-from autoplan.profiler.memory import Memory, memory
+from autoplan.profiler.memory import Memory, Moment, memory
 from autoplan.profiler.profile import Group, Profile, make_profile, update_s
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Group",
     "Layout",
     "Memory",
+    "Moment",
     "OpCost",
     "Profile",
     "backward_flops",

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoplan.errors import AutoplanError
-from autoplan.hardware import ClusterSpec, Device, op_s
+from autoplan.hardware import ClusterSpec, Device
 from autoplan.ir import Op, OpGraph
 from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops, needs_backward, unknown_ops
 from autoplan.profiler.layout import Layout, layouts
+from autoplan.profiler.seconds import kernel_s, rate_key
 from autoplan.rules import FactorTable, OpRule, rule_of
 
 FORMAT = 1
@@ -207,6 +208,11 @@ def _cost(
     backward_bytes, launches = _backward_bytes(op, graph, rule, is_view, last)
     dtype = dtype_of(op, graph)
     keeps = rule.hidden_bytes if needs_backward(op, graph) else 0
+    rates = dict(device.op_flops_per_s).get(rate_key(op, graph), (None, None))
+    made = () if is_view else [keeps, *(graph.values[o].nbytes for o in op.outputs)]
+    gradients = (
+        [keeps, *(graph.values[v].nbytes for v in op.inputs if graph.values[v].requires_grad)] if launches else ()
+    )
     return OpCost(
         key=op.key,
         op=op.name,
@@ -215,8 +221,26 @@ def _cost(
         backward_flops=backward,
         forward_bytes=forward_bytes,
         backward_bytes=backward_bytes,
-        forward_s=op_s(device, flops=forward, bytes_=forward_bytes, dtype=dtype, launches=int(not is_view)),
-        backward_s=op_s(device, flops=backward, bytes_=backward_bytes, dtype=dtype, launches=launches),
+        forward_s=kernel_s(
+            device,
+            flops=forward,
+            bytes_=forward_bytes,
+            dtype=dtype,
+            launches=int(not is_view),
+            views=int(is_view),
+            rate=rates[0],
+            new_bytes=made,
+        ),
+        backward_s=kernel_s(
+            device,
+            flops=backward,
+            bytes_=backward_bytes,
+            dtype=dtype,
+            launches=launches,
+            views=int(is_view and needs_backward(op, graph)),
+            rate=rates[1],
+            new_bytes=gradients,
+        ),
         saved_bytes=keeps + sum(graph.values[o].nbytes for o in op.outputs if o in saved),
         is_view=is_view,
     )

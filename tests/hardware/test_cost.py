@@ -156,9 +156,19 @@ def test_inner_links_are_never_slower(spec: ClusterSpec, bytes_: float, size: in
 @given(clusters, amounts, amounts, amounts, amounts)
 def test_larger_ops_never_take_less_time(spec: ClusterSpec, f0: float, f1: float, b0: float, b1: float) -> None:
     (f0, f1), (b0, b1) = sorted((f0, f1)), sorted((b0, b1))
-    small = op_s(spec.device, flops=f0, bytes_=b0, dtype="bfloat16")
-    large = op_s(spec.device, flops=f1, bytes_=b1, dtype="bfloat16")
+    small = op_s(spec.device, flops=f0, bytes_=b0, dtype="float16")
+    large = op_s(spec.device, flops=f1, bytes_=b1, dtype="float16")
     assert 0 < small <= large * SLACK
+
+
+def test_links_without_a_switch_add_up(plain: ClusterSpec) -> None:
+    mesh = dataclasses.replace(plain.levels[0], peer_bytes_per_s=4.0, latency_s=0.0)
+    spec = dataclasses.replace(plain, levels=(mesh, plain.levels[1]))
+    assert [mesh.effective_bytes_per_s(n) for n in (2, 3, 4)] == [4.0, 8.0, 10.0]
+    assert collective_s(spec, "all_gather", 80.0, AxisGroup(2, 1)) == pytest.approx(80 / 2 / 4)
+    assert collective_s(spec, "all_gather", 80.0, AxisGroup(4, 1)) == pytest.approx(80 * 3 / 4 / 10)
+    assert collective_s(spec, "all_to_all", 80.0, AxisGroup(4, 1)) == pytest.approx(80 * 3 / 4 / 10)
+    assert collective_s(spec, "send_recv", 80.0, AxisGroup(4, 1)) == pytest.approx(80 / 4)
 
 
 def test_op_is_the_slower_of_both_plus_launches() -> None:

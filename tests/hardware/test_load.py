@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def data() -> dict[str, Any]:
 
 
 def test_the_shipped_profiles() -> None:
-    assert known_clusters() == ("a100-8x", "cpu-gloo", "h100-8x")
+    wanted = {"a100-8x", "h100-8x", "h200-8x", "b200-8x", "v100-8x", "mi300x-8x", "cpu-gloo"}
+    assert wanted <= set(known_clusters())
     for name in known_clusters():
         assert load_cluster(name).name == name
 
@@ -32,6 +34,14 @@ def test_every_number_has_a_source(name: str) -> None:
     spec = load_cluster(name)
     parts: list[Device | Level] = [spec.device, *spec.levels]
     assert all(part.sources and all(text for _, text in part.sources) for part in parts)
+    rates = dict(spec.device.flops_per_s)
+    assert rates["float64"] <= rates["float32"] <= rates.get("tf32", math.inf) and rates["float16"] > 0
+
+
+@pytest.mark.parametrize("name", [n for n in known_clusters() if n.endswith("-8x")])
+def test_nodes(name: str) -> None:
+    spec = load_cluster(name, nodes=4)
+    assert spec.n_devices == 32 and spec.devices_per_node == 8 and len(spec.levels) == 2
 
 
 def test_by_path_and_by_spec(tmp_path: Path) -> None:
@@ -44,7 +54,7 @@ def test_by_path_and_by_spec(tmp_path: Path) -> None:
 
 def test_unknown_names_and_paths(tmp_path: Path) -> None:
     with pytest.raises(
-        ProfileError, match=r"'h100x8'; did you mean 'h100-8x'\? Known clusters: a100-8x, cpu-gloo, h100-8x"
+        ProfileError, match=r"'h100x8'; did you mean 'h100-8x'\? Known clusters: a100-40gb-8x, a100-8x, .*h100-8x"
     ):
         load_cluster("h100x8")
     with pytest.raises(ProfileError, match="unknown cluster 'zzz'. Known"):
@@ -93,6 +103,13 @@ NUMBER = "expected a finite number above zero"
         ("cluster", "colour", "red", "unknown key; known keys: description, devices_per_node, name, nodes"),
         ("level", "latency_s", None, r"\[\[level\]\] 1 latency_s: expected"),
         ("level", "efficiency", 1.5, "above zero, at most 1, found 1.5"),
+        ("level", "peer_bytes_per_s", 0, "peer_bytes_per_s: " + NUMBER + ", found 0"),
+        ("level", "bytes_per_s", float("nan"), NUMBER + ", found nan"),
+        ("level", "bytes_per_s", "300 GB/s", NUMBER + ", found '300 GB/s'"),
+        ("level", "bandwidth_GBps", 300, "bandwidth_GBps: unknown key"),
+        ("level", "latency_us", 3.4, "latency_us: unknown key; did you mean 'latency_s'"),
+        ("level", "latency_s", -1e-6, "expected a finite number, zero or more, found -1e-06"),
+        ("level", "all_gather", [[1024, float("nan"), 8]], "a group of at least 2"),
         ("level", "devices", None, r"\[\[level\]\] 1 devices: expected"),
         ("level", "all_reduce", [[1, 1, 1]], "a group of at least 2"),
         ("level", "all_reduce", [[1, 2, 8], [2, 1, 8]], "must not fall"),

@@ -60,7 +60,7 @@ def test_str_names_what_matters() -> None:
 
 def test_malformed_json() -> None:
     good = load_cluster("cpu-gloo").to_json()
-    with pytest.raises(ProfileError, match="format 99; this version reads format 1"):
+    with pytest.raises(ProfileError, match="format 99; this version reads format 2"):
         ClusterSpec.from_json({**good, "format": 99})
     with pytest.raises(ProfileError, match="KeyError: 'name'"):
         ClusterSpec.from_json({k: v for k, v in good.items() if k != "name"})

@@ -71,8 +71,17 @@ def bert() -> nn.Module:
     return transformers.BertForMaskedLM(config).train()
 
 
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config).train()
+
+
 LANGUAGE_MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "neox": neox, "opt": opt, "bert": bert,
+    "t5": t5,
 }  # fmt: skip
 
 
