@@ -16,7 +16,7 @@ from autoplan.ir import Mesh, Plan, PlanOptions
 from autoplan.ir.units import format_bytes, parse_bytes
 from autoplan.planner import Candidate, Search, assemble
 from autoplan.profiler import Profile, make_profile
-from autoplan.trace import TracedModel, trace
+from autoplan.trace import TracedModel, replay, trace
 from autoplan.trace.capture import LossFn
 
 Progress = Callable[[str], None]
@@ -235,5 +235,9 @@ def profile(
     options = make_options(cluster=cluster, precision=precision, optimizer=optimizer)
     if progress:
         progress("tracing the model")
-    traced = trace(model, inputs, precision=options.precision, loss_fn=loss_fn)
-    return make_profile(traced.graph, load_cluster(cluster or DEFAULT_CLUSTER), optimizer=optimizer, notes=traced.notes)
+    traced = trace(model, inputs, precision=options.precision, loss_fn=loss_fn, as_is=True)
+    if progress:
+        progress("following memory")
+    events = replay(traced.graph, in_place=traced.in_place)
+    where = load_cluster(cluster or DEFAULT_CLUSTER)
+    return make_profile(traced.graph, where, optimizer=optimizer, events=events, notes=traced.notes)

@@ -1,5 +1,6 @@
 """Artifacts that the rooms pass to each other: graphs, tensors, meshes, placements, plans. Free of torch."""
 
+from autoplan.ir.events import StepEvents, StorageEvent
 from autoplan.ir.graph import Arg, GraphInput, Op, OpGraph, Ref
 from autoplan.ir.placement import (
     PARTIAL,
@@ -34,6 +35,8 @@ __all__ = [
     "Schedule",
     "Shard",
     "StagePlan",
+    "StepEvents",
+    "StorageEvent",
     "TensorSpec",
     "local_shape",
 ]

@@ -13,7 +13,7 @@ from autoplan.profiler.flops import (
     work,
 )
 from autoplan.profiler.layout import Layout, layouts
-from autoplan.profiler.memory import Memory, memory
+from autoplan.profiler.memory import Memory, Moment, memory
 from autoplan.profiler.profile import Group, Profile, make_profile, update_s
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Group",
     "Layout",
     "Memory",
+    "Moment",
     "OpCost",
     "Profile",
     "Work",

@@ -9,13 +9,18 @@ from typing import Any
 
 from autoplan.errors import AutoplanError
 from autoplan.hardware import ClusterSpec, Device, op_s
-from autoplan.ir import OpGraph
+from autoplan.ir import OpGraph, StepEvents
 from autoplan.ir.plan import OPTIMIZERS
 from autoplan.profiler.cost import OpCost, cost_table
-from autoplan.profiler.memory import memory
+from autoplan.profiler.memory import Moment, memory
 from autoplan.rules import FactorTable
 
-FORMAT = 1
+FORMAT = 2
+NO_EVENTS = StepEvents()
+CACHING_BLOCK_BYTES = 512
+"""Block of torch's caching allocator on accelerators; where that allocates, torch's optimizers default to foreach."""
+_TABLES: dict[str, type[OpCost] | type[Moment]] = {"nodes": OpCost, "timeline": Moment}
+"""Fields that are lists of records: in JSON, their columns are named once."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,9 @@ class Profile:
         nodes: Cost of every op.
         unknown_ops: Ops whose flops are not known, counted as 0: target -> count.
         notes: What a reader should know.
+        timeline: What is alive, moment after moment; its maxima per phase are `peak_bytes`.
+        allocator_bytes: What the device's allocator adds to the peak of the step by rounding sizes up.
+        reserved_bytes: What the device keeps beside tensors (context, fragmentation), not part of `memory_bytes`.
     """
 
     model: str
@@ -82,6 +90,9 @@ class Profile:
     nodes: tuple[OpCost, ...]
     unknown_ops: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    timeline: tuple[Moment, ...] = ()
+    allocator_bytes: int = 0
+    reserved_bytes: int = 0
 
     def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
         """Sums per module, in order of first use.
@@ -100,8 +111,9 @@ class Profile:
         out: dict[str, Any] = {"format": FORMAT}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "nodes":
-                value = {"columns": [c.name for c in dataclasses.fields(OpCost)], "rows": [n.to_json() for n in value]}
+            if f.name in _TABLES:
+                columns = [c.name for c in dataclasses.fields(_TABLES[f.name])]
+                value = {"columns": columns, "rows": [row.to_json() for row in value]}
             out[f.name] = dict(value) if isinstance(value, Mapping) else list(value) if f.name == "notes" else value
         return out
 
@@ -118,8 +130,8 @@ class Profile:
             given = {f.name: data[f.name] for f in dataclasses.fields(cls)}
         except KeyError as e:
             raise AutoplanError(f"malformed profile: {e} is missing") from e
-        nodes = tuple(map(OpCost.from_json, given["nodes"]["rows"]))
-        return cls(**{**given, "nodes": nodes, "notes": tuple(given["notes"])})
+        tables = {name: tuple(map(row.from_json, given[name]["rows"])) for name, row in _TABLES.items()}
+        return cls(**{**given, **tables, "notes": tuple(given["notes"])})
 
     def _repr_html_(self) -> str:
         from autoplan.display import profile_html  # display stands above this room; only for notebooks
@@ -149,6 +161,7 @@ def make_profile(
     cluster: ClusterSpec,
     *,
     optimizer: str = "adamw",
+    events: StepEvents = NO_EVENTS,
     notes: Iterable[str] = (),
     rules: FactorTable | None = None,
 ) -> Profile:
@@ -158,13 +171,18 @@ def make_profile(
         graph: Forward graph.
         cluster: Hardware.
         optimizer: Name in `autoplan.ir.plan.OPTIMIZERS`.
+        events: Memory events of the step; without them the profile shows only what is there all the time.
         notes: Passed on to the reader.
         rules: Analysed factors, where they are at hand.
     """
     table = cost_table(graph, cluster, rules=rules)
-    use = memory(graph, optimizer=optimizer)
+    device = cluster.device
+    use = memory(
+        graph, events, optimizer=optimizer, granularity_bytes=device.allocator_granularity_bytes,
+        foreach=device.allocator_granularity_bytes >= CACHING_BLOCK_BYTES,
+    )  # fmt: skip
     optimizer_s = update_s(graph, cluster.device, optimizer)
-    backward_peak = use.backward_peak_bytes
+    nodes = tuple(dataclasses.replace(n, saved_bytes=use.saved_by_op.get(n.key, 0)) for n in table.nodes)
     return Profile(
         model=graph.name,
         cluster=cluster.name,
@@ -175,14 +193,17 @@ def make_profile(
         gradient_bytes=use.gradient_bytes,
         optimizer_bytes=use.optimizer_bytes,
         input_bytes=use.input_bytes,
-        saved_activation_bytes=table.saved_bytes,
-        peak_bytes={"forward": use.forward_peak_bytes, "backward": backward_peak, "step": use.peak_bytes},
+        saved_activation_bytes=use.saved_bytes,
+        peak_bytes={"forward": use.peak("forward"), "backward": use.peak("backward"), "step": use.peak()},
         step_time_s=table.forward_s + table.backward_s + optimizer_s,
         optimizer_s=optimizer_s,
         memory_bytes=cluster.device.usable_bytes,
-        nodes=table.nodes,
+        nodes=nodes,
         unknown_ops=table.unknown_ops,
         notes=tuple(notes),
+        timeline=use.timeline,
+        allocator_bytes=use.rounding_bytes,
+        reserved_bytes=device.reserved_bytes,
     )
 
 

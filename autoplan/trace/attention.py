@@ -30,8 +30,13 @@ def _attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
+    if others.get("s_aux") is not None:
+        raise ValueError("attention sinks are part of the scores: they cannot be traced as one attention op")
+    if others.get("position_bias") is not None or others.get("softcap") is not None:
+        # part of the scores: transformers makes a mask of the bias, and refuses a cap
+        return _transformers(module, query, key, value, attention_mask, dropout, scaling, is_causal, **others)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
@@ -44,6 +49,27 @@ def _attention(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attention_as_is(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Repeats KV heads where there is a mask, as transformers does."""
+    if attention_mask is None:
+        return _attention(module, query, key, value, None, **kwargs)
+    return _transformers(module, query, key, value, attention_mask, **kwargs)
+
+
+def _transformers(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    out: tuple[torch.Tensor, None] = sdpa_attention_forward(*args, **kwargs)
+    return out
 
 
 _PLAIN_MASKS = {
@@ -85,8 +111,13 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[str | None]:
+def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any], *, as_is: bool = False) -> Iterator[str | None]:
     """Switches a Hugging Face `model` (a copy that is ours) to the attention above, and its cache off.
+
+    Args:
+        model: Changed while the block runs.
+        kwargs: The batch.
+        as_is: Leaves eager attention eager, and repeats KV heads where the model would.
 
     Yields:
         None, or what a reader of the profile should know of the attention that was traced.
@@ -99,6 +130,9 @@ def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[st
     if "transformers" not in sys.modules or not implementations & {"sdpa", "eager", "flash_attention_2"}:
         yield None
         return
+    if as_is and "eager" in implementations:
+        yield "attention was traced as the model writes it out (its implementation is 'eager')"
+        return
     given = [name for name in _NEEDS_MASK if kwargs.get(name) is not None]
     if given:
         yield f"attention was traced with an explicit mask, because the batch has {', '.join(given)}"
@@ -106,7 +140,7 @@ def opaque_attention(model: nn.Module, kwargs: Mapping[str, Any]) -> Iterator[st
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention_as_is if as_is else _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask)
     before = [(c, c._attn_implementation) for c in configured if hasattr(c, "_attn_implementation")]
     for c, _ in before:

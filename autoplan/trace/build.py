@@ -28,7 +28,8 @@ def build_graph(
     *,
     prefix: str,
     low: torch.dtype | None,
-) -> tuple[OpGraph, tuple[str | None, ...], Any]:
+    updates_buffers: bool = False,
+) -> tuple[OpGraph, tuple[str | None, ...], Any, frozenset[str]]:
     """Builds the graph of an exported program.
 
     Args:
@@ -38,9 +39,10 @@ def build_graph(
         kwargs: The user's keyword inputs.
         prefix: What the export put before the model's own paths.
         low: dtype that floating parameters and inputs were lowered to, or None.
+        updates_buffers: Whether the model may change buffers, of which the graph keeps nothing.
 
     Returns:
-        The graph; per flattened input leaf its graph path or None; the output pytree.
+        The graph; per flattened input leaf its graph path or None; the output pytree; keys of ops that were in place.
 
     Raises:
         UnsupportedOpError: A node that this version cannot represent; quotes its source line.
@@ -48,7 +50,7 @@ def build_graph(
     builder = _Builder(model, prefix, low, exported.constants)
     gm: fx.GraphModule = exported.module(check_guards=False)
     inline_regions(gm, builder.where)
-    functionalise(gm, builder.where, builder.describe)
+    functionalise(gm, builder.where, builder.describe, may_change=builder.is_buffer if updates_buffers else None)
     leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
     builder.placeholders(gm.graph, leaves)
     for node in gm.graph.nodes:
@@ -56,7 +58,7 @@ def build_graph(
     graph = builder.finish(gm, exported)
     used = {i.path for i in graph.inputs if i.kind == "input"}
     paths = tuple(p if p in used else None for p in (_input_path(k) for k, _ in leaves))
-    return graph, paths, exported.call_spec.out_spec
+    return graph, paths, exported.call_spec.out_spec, frozenset(builder.in_place)
 
 
 def _input_path(key: Sequence[Any]) -> str:
@@ -75,6 +77,7 @@ class _Builder:
         self.tracked: set[str] = set()  # values that gradients flow to
         self.inputs: dict[str, GraphInput] = {}
         self.ops: list[Op] = []
+        self.in_place: set[str] = set()
         self.values: dict[str, TensorSpec] = {}
         self.alias: dict[str, str] = {}  # fx node name -> value it stands for
         self.ordinals: dict[str, int] = {}
@@ -140,6 +143,11 @@ class _Builder:
             return f"the input {node.name!r}"
         path = str(node.target).removeprefix(self.prefix)
         return f"the {'parameter' if isinstance(self.tensors.get(path), nn.Parameter) else 'buffer'} {path!r}"
+
+    def is_buffer(self, node: fx.Node) -> bool:
+        """Whether a node is a buffer of the model."""
+        path = str(node.target).removeprefix(self.prefix)
+        return node.op == "get_attr" and path in self.tensors and not isinstance(self.tensors[path], nn.Parameter)
 
     def where(self, node: fx.Node) -> str:
         """A node's module and line, for messages."""
@@ -208,6 +216,8 @@ class _Builder:
             self.tracked.update(o for o in outputs if self.values[o].is_float)
         if name in ("view", "reshape", "_unsafe_view", "expand"):
             args = (args[0], tuple(self.values[node.name].shape), *args[2:])
+        if node.meta.get("in_place"):
+            self.in_place.add(f"{stem}#{ordinal}")
         self.ops.append(
             Op(
                 f"{stem}#{ordinal}",

@@ -41,6 +41,7 @@ class TracedModel:
         out_spec: Pytree of what the model returns.
         training: Whether the model was in training mode.
         notes: What a reader should know of how it was traced.
+        in_place: Keys of the ops that the model executes in place; in the graph they make new values.
     """
 
     graph: OpGraph
@@ -52,6 +53,7 @@ class TracedModel:
     out_spec: Any
     training: bool
     notes: tuple[str, ...] = ()
+    in_place: frozenset[str] = frozenset()
 
     def parameter(self, path: str) -> torch.Tensor:
         """The user's parameter or buffer behind a graph input."""
@@ -81,6 +83,7 @@ def trace(
     *,
     precision: str = "fp32",
     loss_fn: LossFn | None = None,
+    as_is: bool = False,
 ) -> TracedModel:
     """Traces one forward step on fake CPU tensors; nothing is allocated and `model` is not changed.
 
@@ -90,6 +93,9 @@ def trace(
         precision: ``fp32`` traces the model as it is; ``bf16`` casts floating parameters and inputs to bfloat16 where
             they are used.
         loss_fn: ``loss_fn(outputs, inputs)``, for models that do not return their loss.
+        as_is: Traces for a profile what eager execution does: attention as the model has it, and also models that
+            change buffers (batch norm in training). The graph leaves the new values of the buffers out, so that it
+            cannot be run in place of the model.
 
     Raises:
         TraceError: The model cannot be exported; names the module and the source line.
@@ -104,12 +110,15 @@ def trace(
     step: nn.Module = fake if loss_fn is None else _WithLoss(fake, loss_fn, isinstance(inputs, Mapping))
     fake_leaves = [_fake_input(x, mode, low) for x in leaves]
     fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, in_spec)
-    with opaque_attention(fake, kwargs) as note:
+    with opaque_attention(fake, kwargs, as_is=as_is) as note:
         exported = _export(step, fake, fake_args, fake_kwargs, mode)
-    graph, paths, out_spec = build_graph(exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low)
+    graph, paths, out_spec, in_place = build_graph(
+        exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low, updates_buffers=as_is
+    )
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
-    return TracedModel(graph, model, args, kwargs, paths, in_spec, out_spec, model.training, (note,) if note else ())
+    notes = (note,) if note else ()
+    return TracedModel(graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place)
 
 
 class _WithLoss(nn.Module):

@@ -1,4 +1,4 @@
-"""The private torch API that tracing needs, in one place.
+"""The private torch API that tracing needs, in one place. Verified against torch 2.13.
 
 `FakeTensorMode` lives in a private module although it is documented as the way to trace without data
 (pytorch.org/docs/stable/torch.compiler_fake_tensor.html); no public name exports it.
@@ -7,7 +7,52 @@ The specs of inputs and outputs that `torch.export` returns, and the registratio
 objects of `torch.utils._pytree`.
 """
 
+import torch
+import torch._prims_common
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["FakeTensor", "FakeTensorMode", "pytree"]
+
+def node_sequence() -> int:
+    """Number that the next autograd node gets.
+
+    Private because torch numbers nodes for its profiler only; making a node is the way to learn the number.
+    """
+    with torch.enable_grad():
+        made = torch.empty(0, requires_grad=True).view(0)
+    assert made.grad_fn is not None
+    number: int = made.grad_fn._sequence_nr()
+    return number + 1
+
+
+def autograd_sequence() -> int | None:
+    """Number of the autograd node that runs, None outside of nodes: the engine sums gradients there.
+
+    Private because torch offers the current node to its own tools only.
+    """
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()  # type: ignore[no-any-return]
+
+
+def accumulates_in_place(gradient: torch.Tensor) -> bool:
+    """Whether the engine, on ordinary tensors, would add to `gradient` in place: nobody else holds it.
+
+    The rule is `can_accumulate_inplace` of torch/csrc/autograd/functions/accumulate_grad.h and input_buffer.cpp. On
+    fake tensors the engine itself never does. Counts of holders are not public; 4 and 2 are those of a tensor and its
+    storage that only the engine and the running dispatch mode hold.
+    """
+    storage = gradient.untyped_storage()
+    alone = gradient._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2
+    return alone and torch._prims_common.is_non_overlapping_and_dense_or_false(gradient)
+
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "accumulates_in_place",
+    "autograd_sequence",
+    "node_sequence",
+    "pytree",
+]

@@ -94,13 +94,21 @@ def _inside(gm: fx.GraphModule, body: Any, where: Where) -> str:
     return next((where(n) for n in inner.graph.nodes if n.op == "call_function"), "")
 
 
-def functionalise(gm: fx.GraphModule, where: Where, describe: Callable[[fx.Node], str]) -> None:
+def functionalise(
+    gm: fx.GraphModule,
+    where: Where,
+    describe: Callable[[fx.Node], str],
+    *,
+    may_change: Callable[[fx.Node], bool] | None = None,
+) -> None:
     """Replaces in-place ops by their functional twins.
 
     Args:
         gm: Flat graph; changed in place.
         where: Describes a node's place in the user's model.
         describe: Names a parameter, buffer or input of the model.
+        may_change: Whether a node that the graph is given may be written; its new value is seen by what follows in
+            the graph, and then lost.
 
     Raises:
         UnsupportedOpError: Something else could see the change: a parameter, buffer or input is written, or another
@@ -110,17 +118,23 @@ def functionalise(gm: fx.GraphModule, where: Where, describe: Callable[[fx.Node]
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        _check_statistics(node, where)
+        if may_change is None:
+            _check_statistics(node, where)
         if not any(_writes(a) for a in _schema(node)):
             continue
         base = node.args[0] if node.args else None
         if not isinstance(base, fx.Node) or [_writes(a) for a in _schema(node)].count(True) != 1:
             raise UnsupportedOpError(f"{node.target} writes to its operands{where(node)}: write it out of place")
-        _check_unseen(node, base, memory, where, describe)
+        bases = _views_up(base)
+        _check_unseen(node, bases, memory, where, describe, may_change)
         new = _functional(gm, node, base, where)
         memory.replace(node, new)
         node.replace_all_uses_with(new)
-        base.replace_all_uses_with(new, delete_user_cb=lambda u, at=node: memory.after(u, at))  # type: ignore[misc]
+        for view, below in zip(bases, [None, *bases], strict=False):
+            if below is not None:
+                new = _scattered(gm, node, view, below, new)
+                memory.add(new, view, node)
+            view.replace_all_uses_with(new, delete_user_cb=lambda u, at=node: memory.after(u, at))  # type: ignore[misc]
         gm.graph.erase_node(node)
 
 
@@ -143,6 +157,11 @@ class _Memory:
     def after(self, user: fx.Node, node: fx.Node) -> bool:
         return self.order.get(user, -1) > self.order[node]
 
+    def add(self, new: fx.Node, like: fx.Node, at: fx.Node) -> None:
+        """`new` stands for the memory of `like` from `at` on."""
+        self.order[new], self.root[new] = self.order[at], self.root[like]
+        self.members[self.root[like]].append(new)
+
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         self.order[new], self.root[new] = self.order[old], self.root[old]
         members = self.members[self.root[old]]
@@ -157,7 +176,9 @@ def _shares_with(node: fx.Node) -> fx.Node | None:
     if not isinstance(first, fx.Node):
         return None
     dropout = "dropout" in str(node.target)  # returns its operand where it drops nothing
-    shares = node.target is operator.getitem or dropout or any(a.alias_info is not None for a in _schema(node))
+    shares = dropout or any(a.alias_info is not None for a in _schema(node))
+    if node.target is operator.getitem:  # shares with what its op shares with: a piece of a split does, topk's do not
+        shares = _shares_with(first) is not None
     return first if shares else None
 
 
@@ -170,17 +191,55 @@ def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+_SCATTERS = {"slice": torch.ops.aten.slice_scatter.default, "select": torch.ops.aten.select_scatter.default}
+_RESHAPES = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"})
+
+
+def _views_up(base: fx.Node) -> list[fx.Node]:
+    """A written view and what it is a view of, as far up as `_scattered` can put the new values back."""
+    out = [base]
+    while (up := _shares_with(out[-1])) is not None and _op(out[-1]) in {*_SCATTERS, *_RESHAPES}:
+        out.append(up)
+    return out
+
+
+def _op(node: fx.Node) -> str:
+    return (str(node.target).split(".") + [""])[1]
+
+
+def _scattered(gm: fx.GraphModule, at: fx.Node, whole: fx.Node, view: fx.Node, new: fx.Node) -> fx.Node:
+    """`whole` with the values of its `view` replaced by `new`."""
+    before, part = whole.meta["val"], new.meta["val"]
+    name = _op(view)
+    with before.fake_mode, gm.graph.inserting_before(at):
+        if name in _SCATTERS:
+            made = gm.graph.call_function(_SCATTERS[name], (whole, new, *view.args[1:]), view.kwargs)
+            value = _SCATTERS[name](before, part, *view.args[1:], **view.kwargs)
+        else:
+            made = gm.graph.call_function(torch.ops.aten.reshape.default, (new, list(before.shape)))
+            value = part.reshape(before.shape)
+    made.meta = {**at.meta, "val": value}
+    return made
+
+
 def _check_unseen(
-    node: fx.Node, base: fx.Node, memory: _Memory, where: Where, describe: Callable[[fx.Node], str]
+    node: fx.Node,
+    bases: list[fx.Node],
+    memory: _Memory,
+    where: Where,
+    describe: Callable[[fx.Node], str],
+    may_change: Callable[[fx.Node], bool] | None,
 ) -> None:
-    for other in memory.sharing(base):
+    for other in memory.sharing(bases[0]):
         if other.op in ("placeholder", "get_attr"):
+            if may_change is not None and may_change(other):
+                continue
             raise UnsupportedOpError(
                 f"in-place {node.target} changes {describe(other)}{where(node)}: a step cannot change what it is "
                 "given, other than by the optimizer. Write it out of place; put layers that keep running statistics "
                 "into eval mode, or give them track_running_stats=False"
             )
-        taken_before = other not in (base, node) and not memory.after(other, node)
+        taken_before = other not in (*bases, node) and not memory.after(other, node)
         if taken_before and any(memory.after(u, node) for u in other.users):
             raise UnsupportedOpError(
                 f"in-place {node.target} writes to memory that is read afterwards through another view"
@@ -200,7 +259,7 @@ def _functional(gm: fx.GraphModule, node: fx.Node, base: fx.Node, where: Where) 
         value = twin(*values[0], **values[1])
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(twin, node.args, node.kwargs)
-        new.meta = {**node.meta, "val": value}
+        new.meta = {**node.meta, "val": value, "in_place": value.dtype == before.dtype}
         if value.dtype != before.dtype:
             new = gm.graph.call_function(torch.ops.aten.to.dtype, (new, before.dtype))
             new.meta = {**node.meta, "val": value.to(before.dtype)}

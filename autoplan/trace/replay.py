@@ -1,0 +1,188 @@
+"""`replay`: follows the memory of an eager training step of a graph on fake tensors; nothing is computed or allocated.
+
+The graph is executed op after op under torch's own autograd, forward and then backward, with tensors that have a shape,
+a dtype and a storage, but no memory. So what an op saves, which gradients are new tensors and which are the incoming
+one under another name, and when each storage is let go, are torch's own rules, for every op that torch knows. Scratch
+memory that kernels take for themselves does not pass the dispatcher and is not counted, but for `workspace`.
+
+Values die at their last use, as names in eager code do when they are assigned again; results of the model other than
+the loss die when forward returns.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from autoplan.ir import Arg, Op, OpGraph, Ref, StepEvents, StorageEvent
+from autoplan.trace.compat import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    accumulates_in_place,
+    autograd_sequence,
+    node_sequence,
+    pytree,
+)
+from autoplan.trace.workspace import hidden_bytes
+
+_SYMBOLS = {
+    name: getattr(torch, name[6:])
+    for name in ("torch.strided", "torch.contiguous_format", "torch.preserve_format", "torch.channels_last")
+}
+
+
+def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
+    """Follows forward and backward of one step.
+
+    Args:
+        graph: Forward graph.
+        in_place: Keys of the ops that the model executes in place.
+    """
+    fake = FakeTensorMode()
+    with fake, torch.enable_grad():
+        env = {i.value: _given(graph, i.value) for i in graph.inputs}
+    recorder = _Recorder(env.values())
+    with fake, recorder, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(recorder.save, recorder.saved):
+        _forward(graph, env, recorder, in_place)
+        loss = None if graph.loss is None else graph.outputs[graph.loss]
+        start = [v for v in dict.fromkeys(graph.outputs) if env[v].requires_grad] if loss is None else [loss]
+        roots = [env[v] for v in start if env[v].grad_fn is not None]
+        leaves = {i.value: env[i.value] for i in graph.inputs if i.kind == "parameter"}
+        env.clear()
+        recorder.start_backward()
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(r) for r in roots])
+        roots.clear()
+        trained = tuple(v for v, p in leaves.items() if p.grad is not None)
+        gradients = frozenset(recorder.number(leaves[v].grad) for v in trained)
+    return StepEvents(tuple(recorder.events), gradients, trained)
+
+
+def _given(graph: OpGraph, value: str) -> torch.Tensor:
+    spec = graph.values[value]
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)).requires_grad_(spec.requires_grad)
+
+
+def _forward(graph: OpGraph, env: dict[str, torch.Tensor], recorder: _Recorder, in_place: Collection[str]) -> None:
+    dies = _last_uses(graph)
+    for op in graph.ops:
+        recorder.enter(op.key)
+        results = _run(op, env, op.key in in_place)
+        env.update(zip(op.outputs, results, strict=True))
+        del results
+        for value in dies.get(op.key, ()):
+            del env[value]
+    recorder.enter("")
+
+
+def _last_uses(graph: OpGraph) -> Mapping[str, list[str]]:
+    """Op -> values whose last use it is; what is given and what is returned stays."""
+    last: dict[str, str] = {}
+    for op in graph.ops:
+        last.update({v: op.key for v in (*op.outputs, *op.inputs) if v not in graph.input_of})
+    out: dict[str, list[str]] = {}
+    for value, key in last.items():
+        if value not in graph.outputs:
+            out.setdefault(key, []).append(value)
+    return out
+
+
+def _run(op: Op, env: Mapping[str, torch.Tensor], in_place: bool) -> list[torch.Tensor]:
+    namespace, name, overload = (*op.target.split("."), "default")[:3]
+    function = getattr(getattr(getattr(torch.ops, namespace), name + "_" * in_place), overload)
+    out = function(*(_argument(a, env) for a in op.args), **{k: _argument(a, env) for k, a in op.kwargs.items()})
+    return [out] if isinstance(out, torch.Tensor) else list(out)
+
+
+def _argument(arg: Arg, env: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(arg, Ref):
+        return env[arg.value]
+    if isinstance(arg, tuple):
+        return [_argument(a, env) for a in arg]
+    if isinstance(arg, str) and arg.startswith("device:"):
+        return torch.device(arg[7:])
+    if isinstance(arg, str) and arg.startswith("torch."):
+        return _SYMBOLS[arg] if arg in _SYMBOLS else getattr(torch, arg[6:])
+    return arg
+
+
+class _Saved:
+    """What autograd holds instead of a saved tensor; it goes when autograd lets go."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class _Recorder(TorchDispatchMode):
+    """Watches storages come and go; `events` is the record."""
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.events: list[StorageEvent] = []
+        self.phase, self.op = "forward", ""
+        self.count = 0
+        self.live: dict[int, int] = {t.untyped_storage()._cdata: -1 for t in given}
+        self.given = list(given)  # keeps their storages, and with them the keys of `live`
+        self.starts: list[int] = []  # number of the first autograd node of each op
+        self.keys: list[str] = []
+
+    def enter(self, key: str) -> None:
+        """An op of the graph starts."""
+        self.op = key
+        self.starts.append(node_sequence())
+        self.keys.append(key)
+
+    def start_backward(self) -> None:
+        self.phase, self.op = "backward", ""
+
+    def number(self, tensor: torch.Tensor | None) -> int:
+        assert tensor is not None
+        return self.live[tensor.untyped_storage()._cdata]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.phase == "backward":
+            if func is torch.ops.aten.add.Tensor and accumulates_in_place(args[0]):
+                return torch.ops.aten.add_.Tensor(args[0], args[1])  # the engine sums two gradients
+            if (sequence := autograd_sequence()) is not None:
+                self.op = self.keys[bisect.bisect_right(self.starts, sequence) - 1]
+        out = func(*args, **kwargs)
+        hidden = hidden_bytes(func, args)
+        for i, leaf in enumerate(pytree.tree_leaves(out)):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf, hidden.get(i))
+        return out
+
+    def _see(self, tensor: torch.Tensor, hidden: int | None) -> None:
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes() if hidden is None else hidden
+        if key in self.live or not nbytes:
+            return
+        self.live[key] = self.count
+        weakref.finalize(storage, self._freed, key, nbytes)
+        self._add("alloc", self.count, nbytes)
+        self.count += 1
+
+    def _freed(self, key: int, nbytes: int) -> None:
+        self._add("free", self.live.pop(key), nbytes)
+
+    def _add(self, kind: Any, storage: int, nbytes: int) -> None:
+        self.events.append(StorageEvent(kind, storage, nbytes, self.phase, self.op))
+
+    def save(self, tensor: torch.Tensor) -> _Saved:
+        """Autograd saves a tensor."""
+        saved = _Saved(tensor)
+        number = self.live.get(tensor.untyped_storage()._cdata, -1)
+        if number >= 0:
+            self._add("save", number, 0)
+            weakref.finalize(saved, self._add, "release", number, 0)
+        return saved
+
+    @staticmethod
+    def saved(saved: _Saved) -> torch.Tensor:
+        """Autograd reads what it saved."""
+        return saved.tensor
