@@ -1,6 +1,6 @@
 """What a model costs before any plan: flops, bytes, seconds and saved activations per op. Free of torch."""
 
-from autoplan.profiler.cost import CostTable, OpCost, cost_table
+from autoplan.profiler.cost import CostTable, OpCost, UnknownOp, cost_table
 from autoplan.profiler.flops import (
     Work,
     backward_flops,
@@ -8,6 +8,7 @@ from autoplan.profiler.flops import (
     forward_flops,
     is_free,
     needs_backward,
+    operations,
     register_flops,
     unknown_ops,
     work,
@@ -24,6 +25,7 @@ __all__ = [
     "Moment",
     "OpCost",
     "Profile",
+    "UnknownOp",
     "Work",
     "backward_flops",
     "cost_table",
@@ -34,6 +36,7 @@ __all__ = [
     "make_profile",
     "memory",
     "needs_backward",
+    "operations",
     "register_flops",
     "unknown_ops",
     "update_s",

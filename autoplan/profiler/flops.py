@@ -94,6 +94,12 @@ def backward_flops(op: Op, graph: OpGraph, *, causal: Causal = "full") -> int:
     return (work(op, graph, causal=causal) or Work()).backward_flops
 
 
+def operations(op: Op, graph: OpGraph, *, causal: Causal = "full") -> tuple[int, int]:
+    """Flops and elementwise operations together, forward and backward: what an op's kernels execute."""
+    w = work(op, graph, causal=causal) or Work()
+    return w.forward_flops + w.forward_elementwise, w.backward_flops + w.backward_elementwise
+
+
 def unknown_ops(graph: OpGraph) -> Mapping[str, int]:
     """Targets of the ops whose flops no table knows, with how many there are of each."""
     return dict(Counter(op.target for op in graph.ops if work(op, graph) is None))

@@ -22,6 +22,7 @@ from typing import Any
 from autoplan.ir import OpGraph, StepEvents, StorageEvent
 from autoplan.ir.plan import OPTIMIZERS
 
+
 @dataclass(frozen=True)
 class Moment:
     """What is alive while one op runs, when the most is; the bytes add up to `total`.

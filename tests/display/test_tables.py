@@ -26,7 +26,7 @@ from autoplan.display import (
     profile_tables,
 )
 from autoplan.hardware import known_clusters, load_cluster
-from autoplan.profiler import OpCost, Profile
+from autoplan.profiler import Moment, OpCost, Profile, UnknownOp
 from tests.display.plans import make_plan
 
 
@@ -40,7 +40,23 @@ def text(tables: Iterable[RenderableType], width: int = 160) -> str:
 
 def make_profile() -> Profile:
     nodes = tuple(
-        OpCost(f"h.{i}.mlp:aten.linear#0", "linear", f"h.{i}.mlp", 10**9, 2 * 10**9, 100, 200, 1e-3, 2e-3, 4096, False)
+        OpCost(
+            f"h.{i}.mlp:aten.linear#0",
+            "linear",
+            f"h.{i}.mlp",
+            10**9,
+            2 * 10**9,
+            7,
+            9,
+            60,
+            40,
+            120,
+            80,
+            1e-3,
+            2e-3,
+            4096,
+            False,
+        )  # fmt: skip
         for i in range(3)
     )
     return Profile(
@@ -59,8 +75,13 @@ def make_profile() -> Profile:
         optimizer_s=0.001,
         memory_bytes=80 * 10**9,
         nodes=nodes,
-        unknown_ops={"mylib.magic.default": 2},
+        unknown_ops={"mylib.magic.default": UnknownOp(2, 0.25, 0.5)},
         notes=("attention was traced with an explicit mask",),
+        timeline=(
+            Moment("forward", "h.0.mlp:aten.linear#0", 10**6, 0, 2 * 10**6, 10, 4096, 100),
+            Moment("backward", "h.0.mlp:aten.linear#0", 10**6, 10**6, 2 * 10**6, 10, 4096, 10**6),
+            Moment("step", "h.0.mlp.weight", 10**6, 10**6, 2 * 10**6, 10, 0, 0),
+        ),
     )
 
 
