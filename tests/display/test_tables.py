@@ -56,7 +56,7 @@ def make_profile() -> Profile:
             2e-3,
             4096,
             False,
-        )  # fmt: skip
+        )
         for i in range(3)
     )
     return Profile(
@@ -179,10 +179,13 @@ def test_compare_shows_what_changes_and_nothing_else() -> None:
 
 def test_profile_tables_collapse_equal_layers() -> None:
     out = text(profile_tables(make_profile()))
-    assert "h.*.mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
-    assert "mylib.magic.default 2" in out
+    assert "└─ {0-2} 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "└─ mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "mylib.magic.default 2 25.0 % 50.0 %" in out
+    assert "Memory over the step, peak 5 MB" in out and "█" in out
     assert "explicit mask" in out
-    assert "h.*.mlp" not in text(profile_tables(make_profile(), depth=1))
+    assert "mlp" not in text(profile_tables(make_profile(), depth=1, top=0))
+    assert "Slowest 2 of 3 ops" in text(profile_tables(make_profile(), top=2))
     html = make_profile()._repr_html_()
     assert html == profile_html(make_profile())
     assert {"table", "svg"} <= check(html)
