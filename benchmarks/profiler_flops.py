@@ -4,7 +4,7 @@
     python benchmarks/profiler_flops.py gpt2 vit   # some of it; writes nothing
 
 Three figures per model, forward and backward together: autoplan's (nothing is run), ``FlopCounterMode``'s as it comes,
-and the same counter taught the ops it misses on a CPU (fused attention), which is the reference where it counts
+and the same counter taught the ops it misses on a CPU (fused attention, grouped matmul), which is the reference where it counts
 correctly. torchinfo, where installed, counts multiply-adds of the forward alone; they are doubled. Seconds are CPU
 seconds.
 """
@@ -38,7 +38,13 @@ def _backward(grad: Any, q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = No
     return int(2 * math.prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1]))
 
 
+def _experts(a: Any, b: Any, *rest: Any, out_shape: Any = None, **kw: Any) -> int:
+    rows = a[1:] if len(a) > len(b) else a  # groups of columns share the rows
+    return int(2 * math.prod(rows) * b[-1])
+
+
 TAUGHT = {
+    torch.ops.aten._grouped_mm: _experts,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }

@@ -12,7 +12,8 @@ With M = elements of the result / N::
                                           backward the same per operand that needs a gradient
 (3)  attention, P = batch·heads·Sq·Sk     forward 2·P·(Dk + Dv): two products
                                           backward 2·P·(3·Dk + 2·Dv): five products, since the fused kernels compute
-                                          the scores again; 2·P·(2·Dk + 2·Dv) with dropout, where scores are kept
+                                          the scores again; 2·P·(2·Dk + 2·Dv) with dropout or a bias that is
+                                          trained, where scores are kept
 (4)  experts (grouped matmul)             2·rows·N·K over the rows of all groups together, however they are divided
 (5)  LSTM, GRU, RNN                       every weight matrix once per step and sequence: 2·T·B·(its elements)
 
@@ -293,12 +294,13 @@ def _attention(v: OpView, causal: Causal) -> Flops:
     q, k, value = v.index(0, "query") or 0, v.index(1, "key") or 0, v.index(2, "value") or 0
     queries, keys, values = v.ins[q], v.ins[k], v.ins[value]
     position, drops = _CAUSAL_ARGUMENT[rule_name(v.op)]
-    dropout = drops is not None and v.op.arg(drops, "dropout_p", 0.0)
+    mask = v.index(3, "attn_mask") if drops is not None else None
+    kept = drops is not None and (v.op.arg(drops, "dropout_p", 0.0) or _grads(v, mask))
     pairs = math.prod(queries.shape[:-1]) * keys.shape[-2]
     if causal == "half" and v.op.arg(position, "is_causal", False):
         pairs //= 2
     d_k, d_v = queries.shape[-1], values.shape[-1]
-    return 2 * pairs * (d_k + d_v), 2 * pairs * ((2 if dropout else 3) * d_k + 2 * d_v)
+    return 2 * pairs * (d_k + d_v), 2 * pairs * ((2 if kept else 3) * d_k + 2 * d_v)
 
 
 _CAUSAL_ARGUMENT: dict[str, tuple[int, int | None]] = {
@@ -312,7 +314,7 @@ _CAUSAL_ARGUMENT: dict[str, tuple[int, int | None]] = {
     "_scaled_dot_product_fused_attention_overrideable": (5, None),
 }
 """Attention in every form that graphs hold: where ``is_causal`` stands among its arguments, and ``dropout_p`` where
-dropout means that scores are kept."""
+dropout (or a mask that needs a gradient) means that scores are kept."""
 
 _ALIASES = frozenset({"detach", "alias", "lift_fresh_copy", "broadcast_tensors"})
 
