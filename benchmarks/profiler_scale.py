@@ -72,7 +72,7 @@ def main() -> None:
         for r in rows
     ]
     print("\n".join(lines))
-    text = "# Cost of profiling large models\n\n`python benchmarks/profiler_scale.py`; seconds are those after imports.\n\n"
+    text = "# Cost of profiling large models\n\n`python benchmarks/profiler_scale.py`; imports are not timed.\n\n"
     (RESULTS / "profiler_scale.json").write_text(json.dumps(rows, indent=1) + "\n")
     (RESULTS / "profiler_scale.md").write_text(text + "\n".join(lines) + "\n")
 
