@@ -132,7 +132,11 @@ def main(names: list[str]) -> None:
             print(f"{name}: {str(e).splitlines()[0][:200]}", file=sys.stderr)
     print(table(rows))
     if not names:
-        text = "# Flops of the zoo\n\n`python benchmarks/profiler_flops.py`; other tools relative to autoplan. The counter misses LSTM, and counts\nthe backward of grouped convolutions (ConvNeXt, Mamba) as if they were not grouped.\n\n"
+        text = (
+            "# Flops of the zoo\n\n`python benchmarks/profiler_flops.py`; other tools relative to autoplan. The counter "
+            "misses LSTM, and counts\nthe backward of grouped convolutions (ConvNeXt, Mamba) as if they were not "
+            "grouped.\n\n"
+        )
         (RESULTS / "profiler_flops.json").write_text(json.dumps(rows, indent=1) + "\n")
         (RESULTS / "profiler_flops.md").write_text(text + table(rows) + "\n")
 
