@@ -133,7 +133,7 @@ def main(names: list[str]) -> None:
     print(table(rows))
     if not names:
         text = (
-            "# Flops of the zoo\n\n`python benchmarks/profiler_flops.py`; other tools relative to autoplan. The counter "
+            "# Flops of the zoo\n\n`python benchmarks/profiler_flops.py`; other tools relative to autoplan. Torch "
             "misses LSTM, and counts\nthe backward of grouped convolutions (ConvNeXt, Mamba) as if they were not "
             "grouped.\n\n"
         )
