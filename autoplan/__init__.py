@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autoplan.hardware import ClusterSpec, load_cluster
     from autoplan.ir import Mesh, Placement
     from autoplan.ir.plan import Plan
-    from autoplan.profiler import Profile
+    from autoplan.profiler import Profile, register_flops
 
     __version__: str
 
@@ -47,6 +47,7 @@ __all__ = [
     "parallelize",
     "plan",
     "profile",
+    "register_flops",
 ]
 
 _FALLBACK_VERSION = "0.1.0"  # a source tree that was never installed
@@ -61,6 +62,7 @@ _HOMES = {
     "Mesh": "autoplan.ir",
     "Placement": "autoplan.ir",
     "Profile": "autoplan.profiler",
+    "register_flops": "autoplan.profiler",
     "ClusterSpec": "autoplan.hardware",
     "load_cluster": "autoplan.hardware",
     "AutoplanError": "autoplan.errors",

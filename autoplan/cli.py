@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -246,12 +246,28 @@ def _show_code(plan: Plan, model: str | None) -> None:
     + "\n"
     + _examples(
         "autoplan profile config.json --batch 8 --seq 1024 --cluster h100-8x --precision bf16",
+        "autoplan profile train.py:build --depth 3 --top 20 --csv ops.csv --chrome-trace step.json",
     ),
 )
 @click.argument("model")
 @_model_options
-@click.option("--depth", type=click.IntRange(1), help="Leading parts of module paths to tell apart.")
+@click.option("--depth", type=click.IntRange(1), help="Levels of the module tree to show.")
+@click.option("--top", type=click.IntRange(0), default=10, show_default=True, help="Slowest ops to list.")
+@click.option(
+    "--causal-flops",
+    type=click.Choice(("full", "half")),
+    default="full",
+    show_default=True,
+    help="Count causal attention in full, or the half that kernels execute.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON and nothing else.")
+@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all ops to this file.")
+@click.option(
+    "--chrome-trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the step as trace events, for ui.perfetto.dev.",
+)
 def profile_command(
     model: str,
     batch: int | None,
@@ -260,25 +276,42 @@ def profile_command(
     precision: str,
     optimizer: str,
     depth: int | None,
+    top: int,
+    causal_flops: Literal["full", "half"],
     as_json: bool,
+    csv_file: Path | None,
+    trace_file: Path | None,
 ) -> None:
     """Estimate flops, seconds and memory of one step of MODEL on one device, before any plan."""
     from autoplan.display import profile_tables, progress
     from autoplan.hardware import load_cluster
+    from autoplan.ir.files import write_whole
 
     name = cluster or "cpu-gloo"
     load_cluster(name)
+    _check_writable(csv_file)
+    _check_writable(trace_file)
     with progress("loading the model") as spinner:
         from autoplan import api
 
         module, inputs = api.load_model(model, batch=batch, seq=seq)
         found = api.profile(
-            module, inputs, cluster=name, precision=precision, optimizer=optimizer, progress=spinner.phase
+            module,
+            inputs,
+            cluster=name,
+            precision=precision,
+            optimizer=optimizer,
+            causal_flops=causal_flops,
+            progress=spinner.phase,
         )
+    if csv_file is not None:
+        write_whole(csv_file, found.to_csv(), "the table")
+    if trace_file is not None:
+        write_whole(trace_file, json.dumps(found.to_chrome_trace()), "the trace")
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
-        _print(profile_tables(found, depth=depth))
+        _print(profile_tables(found, depth=depth, top=top))
 
 
 @autoplan_command.command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -231,6 +231,7 @@ def profile(
     precision: str | None = None,
     optimizer: str = "adamw",
     loss_fn: LossFn | None = None,
+    causal_flops: Literal["full", "half"] = "full",
     progress: Progress | None = None,
 ) -> Profile:
     """What a training step costs per op on one device of a cluster, without running it.
@@ -242,6 +243,8 @@ def profile(
         precision: ``fp32`` or ``bf16``.
         optimizer: Decides the optimizer state.
         loss_fn: Loss, where the model does not return it.
+        causal_flops: ``full`` counts causal attention like any other, as torch's flop counter does; ``half`` counts
+            the half that kernels execute which skip masked blocks.
         progress: Called with the name of each phase.
 
     Raises:
@@ -256,4 +259,6 @@ def profile(
         progress("following memory")
     events = replay(traced.graph, in_place=traced.in_place)
     where = load_cluster(cluster or DEFAULT_CLUSTER)
-    return make_profile(traced.graph, where, optimizer=optimizer, events=events, notes=traced.notes)
+    return make_profile(
+        traced.graph, where, optimizer=optimizer, events=events, notes=traced.notes, causal_flops=causal_flops
+    )

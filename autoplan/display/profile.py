@@ -1,54 +1,83 @@
-"""Profiles of models as tables: for terminals (`profile_tables`) and notebooks (`profile_html`)."""
+"""Profiles of models: for terminals (`profile_tables`) and notebooks (`profile_html`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rich.console import RenderableType
+from rich.text import Text
 
-from autoplan.display.fold import fold
 from autoplan.display.grid import Grid, html_page, html_table, rich_table
+from autoplan.display.modules import Branch, module_rows, module_tree
 from autoplan.display.svg import memory_svg
+from autoplan.display.timeline import sparkline, timeline_svg
 from autoplan.ir.units import format_bytes, format_flops, format_percent, format_seconds
 from autoplan.profiler import Group, Profile
 
 _COLUMNS = (">ops", ">forward", ">backward", ">time", ">of step", ">saved", ">count")
 
 
-def profile_tables(profile: Profile, *, depth: int | None = None) -> list[RenderableType]:
-    """Summary, costs per module (equal layers collapsed) and per op.
+def profile_tables(profile: Profile, *, depth: int | None = None, top: int = 10) -> list[RenderableType]:
+    """Summary, memory over time, costs per module (equal layers collapsed), per op, and the slowest ops.
 
     Args:
         profile: The profile.
-        depth: Leading parts of module paths to keep; by default as many as show one level below the layers.
+        depth: Levels of the module tree; by default as many as show one level below the layers.
+        top: How many of the slowest ops to list.
     """
-    return [rich_table(grid) for grid in profile_grids(profile, depth=depth)]
+    summary, *rest = (rich_table(grid) for grid in profile_grids(profile, depth=depth, top=top))
+    memory = [Text(sparkline(profile.timeline)), Text("")] if profile.timeline else []
+    return [summary, *memory, *rest]
 
 
 def profile_html(profile: Profile) -> str:
-    """A self-contained fragment with a bar of memory at the peak."""
+    """A self-contained fragment with a picture of memory over time, or of the peak where no time line is known."""
     summary, *rest = profile_grids(profile)
-    return html_page([html_table(summary), memory_svg(_parts(profile), profile.memory_bytes), *map(html_table, rest)])
+    cap = profile.memory_bytes
+    picture = timeline_svg(profile.timeline, cap) if profile.timeline else memory_svg(_parts(profile), cap)
+    return html_page([html_table(summary), picture, *map(html_table, rest)])
 
 
-def profile_grids(profile: Profile, *, depth: int | None = None) -> list[Grid]:
+def profile_grids(profile: Profile, *, depth: int | None = None, top: int = 10) -> list[Grid]:
     """The tables of a profile."""
-    deep = _depth(profile) if depth is None else depth
-    modules = fold((g.name, _row(g, profile)) for g in profile.by_module(deep))
-    ops = [(g.name, *_row(g, profile), "") for g in profile.by_op()]
+    tree = module_tree(profile.nodes)
+    rows = module_rows(tree, _depth(profile) if depth is None else depth, lambda b: _branch_row(b, profile))
+    ops = [(g.name, *_row(g, profile)) for g in profile.by_op()]
+    slow = sorted(profile.nodes, key=lambda n: -n.seconds)[:top]
+    share = profile.step_time_s or 1.0
     grids = [
         Grid(f"Profile of {profile.model}", ("", ""), tuple(_summary(profile)), note="\n".join(profile.notes)),
         Grid(
             "Modules",
             ("module", *_COLUMNS),
-            tuple((f.pattern or "(model)", *f.content, str(f.count)) for f in modules),
-            note="forward and backward in floating-point operations; time is forward and backward of one of them",
+            tuple(rows),
+            note="with all that is inside them; forward and backward in flops of tensor products, a multiply-add "
+            "counting 2; time is forward and backward of one of them",
         ),
-        Grid("Ops", ("op", *_COLUMNS[:-1]), tuple(row[:-1] for row in ops)),
+        Grid("Ops", ("op", *_COLUMNS[:-1]), tuple(ops)),
+        Grid(
+            f"Slowest {len(slow)} of {len(profile.nodes)} ops",
+            ("op", ">forward", ">backward", ">bytes", ">op/byte", ">time", ">of step"),
+            tuple(
+                (
+                    n.key,
+                    format_flops(n.forward_flops),
+                    format_flops(n.backward_flops),
+                    format_bytes(n.forward_bytes + n.backward_bytes),
+                    f"{n.intensity:.1f}",
+                    format_seconds(n.seconds),
+                    format_percent(n.seconds / share),
+                )
+                for n in slow
+            ),
+        ),
         Grid(
             "Ops whose flops are not known (counted as 0)",
-            ("op", ">count"),
-            tuple((target, str(n)) for target, n in sorted(profile.unknown_ops.items())),
+            ("op", ">count", ">of bytes", ">of time"),
+            tuple(
+                (target, str(u.count), format_percent(u.bytes_share), format_percent(u.time_share))
+                for target, u in sorted(profile.unknown_ops.items())
+            ),
         ),
     ]
     return [grid for grid in grids if grid.rows]
@@ -59,6 +88,11 @@ def _depth(profile: Profile) -> int:
     paths = [n.module.split(".") for n in profile.nodes]
     found = [next((i for i, part in enumerate(p) if part.isdigit()), None) for p in paths]
     return max((i + 2 for i in found if i is not None), default=2)
+
+
+def _branch_row(b: Branch, profile: Profile) -> tuple[str, ...]:
+    group = Group(b.name, b.count, b.forward_flops, b.backward_flops, b.forward_s, b.backward_s, b.saved_bytes)
+    return _row(group, profile)
 
 
 def _row(g: Group, profile: Profile) -> tuple[str, ...]:

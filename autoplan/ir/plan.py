@@ -6,7 +6,6 @@ by names that survive re-tracing: parameter paths, input paths and op keys (modu
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autoplan.errors import OptionError, PlanMismatchError
+from autoplan.ir.files import write_whole
 from autoplan.ir.placement import Mesh, Placement
 
 FORMAT = 1
@@ -267,15 +267,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan; the file appears whole or not at all."""
-        target = Path(path)
-        temporary = target.with_name(target.name + ".tmp")
-        try:
-            temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(target)
-        except OSError as e:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise OptionError(f"cannot write the plan to {target}: {e.strerror or e}") from e
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n", "the plan")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

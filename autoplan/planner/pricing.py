@@ -9,7 +9,7 @@ from autoplan.hardware import AxisGroup, ClusterSpec, axis_groups, collective_s,
 from autoplan.ir import Mesh, Op, OpGraph
 from autoplan.ir.plan import OPTIMIZERS
 from autoplan.ir.tensor import DTYPE_BYTES
-from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops
+from autoplan.profiler.flops import dtype_of, operations
 from autoplan.rules import FactorTable
 from autoplan.rules.redistribute import Codes, direct_steps, local_numel
 
@@ -67,7 +67,7 @@ class Prices:
         if self.table.rules[op.key].view:
             return 0.0, 0.0
         if op.key not in self._flops:
-            self._flops[op.key] = forward_flops(op, self.graph), backward_flops(op, self.graph)
+            self._flops[op.key] = operations(op, self.graph)
         forward, backward = self._flops[op.key]
         share = 1
         for n, s in zip(self.mesh.shape, sharded, strict=True):

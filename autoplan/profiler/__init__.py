@@ -1,7 +1,18 @@
 """What a model costs before any plan: flops, bytes, seconds and saved activations per op. Free of torch."""
 
-from autoplan.profiler.cost import CostTable, OpCost, cost_table
-from autoplan.profiler.flops import backward_flops, dtype_of, forward_flops, is_free, needs_backward, unknown_ops
+from autoplan.profiler.cost import CostTable, OpCost, UnknownOp, cost_table
+from autoplan.profiler.flops import (
+    Work,
+    backward_flops,
+    dtype_of,
+    forward_flops,
+    is_free,
+    needs_backward,
+    operations,
+    register_flops,
+    unknown_ops,
+    work,
+)
 from autoplan.profiler.layout import Layout, layouts
 from autoplan.profiler.memory import Memory, Moment, memory
 from autoplan.profiler.profile import Group, Profile, make_profile, update_s
@@ -14,6 +25,8 @@ __all__ = [
     "Moment",
     "OpCost",
     "Profile",
+    "UnknownOp",
+    "Work",
     "backward_flops",
     "cost_table",
     "dtype_of",
@@ -23,6 +36,9 @@ __all__ = [
     "make_profile",
     "memory",
     "needs_backward",
+    "operations",
+    "register_flops",
     "unknown_ops",
     "update_s",
+    "work",
 ]

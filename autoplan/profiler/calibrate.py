@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autoplan.errors import OptionError
-from autoplan.profiler.flops import backward_flops, forward_flops
+from autoplan.profiler.flops import operations
 from autoplan.profiler.seconds import rate_key
 from autoplan.trace import trace
 
@@ -404,7 +404,8 @@ def _own_rates(m: _Machine, launch: float) -> list[tuple[str, tuple[float, float
     nothing = torch.zeros(1, device=m.device)
     for probe in _probes():
         graph = trace(probe, (nothing.cpu(),)).graph
-        op = max(graph.ops, key=lambda op: forward_flops(op, graph))
+        op = max(graph.ops, key=lambda op: operations(op, graph)[0])
+        ahead, behind = operations(op, graph)
         model = probe.to(m.device)
         gradient = torch.ones_like(model(nothing))
 
@@ -418,7 +419,7 @@ def _own_rates(m: _Machine, launch: float) -> list[tuple[str, tuple[float, float
         one, two = m.sample(forward), m.sample(both)
         back = Sample(max(two.seconds - one.seconds, 0.1 * two.seconds), two.spread)
         first, second = _net(one, launch).seconds, _net(back, launch).seconds
-        rates = (forward_flops(op, graph) / first, max(backward_flops(op, graph), 1) / second)
+        rates = (ahead / first, max(behind, 1) / second)
         key = rate_key(op, graph)
         if key not in found or rates[0] < found[key][0][0]:  # the slowest variant of an op
             found[key] = rates, Sample(one.seconds, max(one.spread, two.spread))

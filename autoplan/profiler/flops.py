@@ -1,19 +1,25 @@
 """Floating-point operations of ops, forward and backward, from shapes alone. Free of torch.
 
-A multiply-add counts 2. With M = elements of the result / N::
+*Flops* are those of tensor products: matrix products, convolutions, attention. A multiply-add counts 2. Everything
+else (biases, activations, norms, sums, losses) is counted apart, as *elementwise operations*, by `elements`: these are
+bound by memory, and mixing them in would blur numbers that people compare. ``torch.utils.flop_counter`` draws the
+line at the same place.
 
-(1)  linear, addmm, matmul, bmm, einsum    forward 2·M·N·K; backward 2·M·N·K per operand that needs a gradient
-(2)  a bias                                forward M·N; backward M·N where it needs a gradient
-(3)  convolution                           forward 2 · (weight elements per output channel) per result element;
-                                           backward the same per operand that needs a gradient
-(4)  attention, P = batch·heads·Sq·Sk      forward 2·P·(Dk + Dv): two products
-                                           backward 2·P·(3·Dk + 2·Dv): five products, since the fused kernels compute
-                                           the scores again; 2·P·(2·Dk + 2·Dv) with dropout, where scores are kept
+With M = elements of the result / N::
 
-Causal attention is counted in full, as torch's ``FlopCounterMode`` does; ``causal="half"`` counts the half of (4) that
-kernels which skip masked blocks execute. Everything else costs a small number of operations per element (`_PER_ELEMENT`
-and `_PER_INPUT`); such ops are bound by memory, so that the numbers only need the right order. Views and copies cost
-nothing. An op that no table lists counts 0 and is named by `unknown_ops`.
+(1)  linear, addmm, matmul, bmm, einsum   forward 2·M·N·K; backward 2·M·N·K per operand that needs a gradient
+(2)  convolution                          forward 2 · (weight elements per output channel) per result element;
+                                          backward the same per operand that needs a gradient
+(3)  attention, P = batch·heads·Sq·Sk     forward 2·P·(Dk + Dv): two products
+                                          backward 2·P·(3·Dk + 2·Dv): five products, since the fused kernels compute
+                                          the scores again; 2·P·(2·Dk + 2·Dv) with dropout or a bias that is
+                                          trained, where scores are kept
+(4)  experts (grouped matmul)             2·rows·N·K over the rows of all groups together, however they are divided
+(5)  LSTM, GRU, RNN                       every weight matrix once per step and sequence: 2·T·B·(its elements)
+
+Causal attention is counted in full, as torch's ``FlopCounterMode`` does; ``causal="half"`` counts the half of (3) that
+kernels which skip masked blocks execute. Views and copies cost nothing. An op that no table lists counts 0 and is named
+by `unknown_ops`; `register_flops` adds one.
 """
 
 from __future__ import annotations
@@ -21,33 +27,83 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from autoplan.ir import Op, OpGraph
+from autoplan.errors import AutoplanError, OptionError
+from autoplan.ir import Arg, Op, OpGraph, Ref
+from autoplan.profiler.elements import elementwise
 from autoplan.rules import OpView, rule_of
+from autoplan.rules.rule import rule_name
 
 Causal = Literal["full", "half"]
-Work = tuple[int, int]
-"""Flops of (forward, backward)."""
+Flops = tuple[int, int]
+"""Of (forward, backward)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an op computes.
+
+    Attributes:
+        forward_flops: Flops forward.
+        backward_flops: Flops of its own backward; 0 where no gradient flows through it.
+        forward_elementwise: Elementwise operations forward.
+        backward_elementwise: Elementwise operations backward.
+    """
+
+    forward_flops: int = 0
+    backward_flops: int = 0
+    forward_elementwise: int = 0
+    backward_elementwise: int = 0
+
+
+def work(op: Op, graph: OpGraph, *, causal: Causal = "full") -> Work | None:
+    """Counts one op; None where no table lists it.
+
+    Args:
+        op: Of `graph`.
+        graph: Forward graph.
+        causal: Whether causal attention counts in full or by half.
+
+    Raises:
+        OptionError: `causal` is neither.
+    """
+    if causal not in get_args(Causal):
+        raise OptionError(f"causal flops are counted 'full' or 'half', not {causal!r}")
+    if is_free(op, graph):
+        return Work()
+    v, name = OpView.of(op, graph), rule_name(op)
+    flops = _attention(v, causal) if name in _CAUSAL_ARGUMENT else None
+    if flops is None and (fn := _products(name)) is not None:
+        flops = fn(v)
+    others = elementwise(v, name)
+    if flops is None and others is None:
+        return None
+    forward, backward = flops or (0, 0)
+    ahead, back = others or (0, 0)
+    return Work(forward, backward, ahead, back) if needs_backward(op, graph) else Work(forward, 0, ahead, 0)
 
 
 def forward_flops(op: Op, graph: OpGraph, *, causal: Causal = "full") -> int:
-    """Floating-point operations of one op; 0 where no table lists it (see `unknown_ops`)."""
-    work = _work(op, graph, causal)
-    return 0 if work is None else work[0]
+    """Flops of one op; 0 where no table lists it (see `unknown_ops`)."""
+    return (work(op, graph, causal=causal) or Work()).forward_flops
 
 
 def backward_flops(op: Op, graph: OpGraph, *, causal: Causal = "full") -> int:
-    """Operations of the op's own backward; 0 where no gradient flows through it."""
-    if not needs_backward(op, graph):
-        return 0
-    work = _work(op, graph, causal)
-    return 0 if work is None else work[1]
+    """Flops of the op's own backward; 0 where no gradient flows through it."""
+    return (work(op, graph, causal=causal) or Work()).backward_flops
+
+
+def operations(op: Op, graph: OpGraph, *, causal: Causal = "full") -> tuple[int, int]:
+    """Flops and elementwise operations together, forward and backward: what an op's kernels execute."""
+    w = work(op, graph, causal=causal) or Work()
+    return w.forward_flops + w.forward_elementwise, w.backward_flops + w.backward_elementwise
 
 
 def unknown_ops(graph: OpGraph) -> Mapping[str, int]:
     """Targets of the ops whose flops no table knows, with how many there are of each."""
-    return dict(Counter(op.target for op in graph.ops if _work(op, graph, "full") is None))
+    return dict(Counter(op.target for op in graph.ops if work(op, graph) is None))
 
 
 def needs_backward(op: Op, graph: OpGraph) -> bool:
@@ -67,23 +123,45 @@ def dtype_of(op: Op, graph: OpGraph) -> str:
     return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
-def _work(op: Op, graph: OpGraph, causal: Causal) -> Work | None:
-    if is_free(op, graph):
-        return 0, 0
-    v = OpView.of(op, graph)
-    if op.name in _ATTENTION:
-        return _attention(v, causal)
-    if op.name in _PRODUCTS:
-        return _PRODUCTS[op.name](v)
-    if op.name in _PER_ELEMENT:
-        forward, backward = _PER_ELEMENT[op.name]
-        n = max((s.numel for s in v.outs), default=0)
-        return forward * n, backward * n
-    if op.name in _PER_INPUT:
-        forward, backward = _PER_INPUT[op.name]
-        n = v.ins[0].numel if v.ins else 0
-        return forward * n, backward * n
-    return None
+FlopsFn = Callable[[OpView], int | Flops]
+_REGISTERED: dict[str, Callable[[OpView], Flops]] = {}
+
+
+def register_flops(*names: str) -> Callable[[FlopsFn], FlopsFn]:
+    """Says what a custom op computes: decorates a function of an `OpView` (the specs of what an op reads and writes).
+
+    The function returns the flops forward, whose double is then taken for backward, or a pair (forward, backward).
+
+    Args:
+        names: ``library::name`` each, as in ``torch.library.custom_op``.
+
+    Raises:
+        AutoplanError: A name is counted already.
+
+    Example:
+        >>> @register_flops("mylib::pairwise")
+        ... def _pairwise(v):
+        ...     rows, width = v.ins[0].shape
+        ...     return 2 * rows * rows * width
+    """
+
+    def add(fn: FlopsFn) -> FlopsFn:
+        for name in names:
+            if _products(name) is not None:
+                raise AutoplanError(f"the flops of {name!r} are counted already")
+
+            def both(v: OpView, fn: FlopsFn = fn) -> Flops:
+                found = fn(v)
+                return found if isinstance(found, tuple) else (found, 2 * found)
+
+            _REGISTERED[name] = both
+        return fn
+
+    return add
+
+
+def _products(name: str) -> Callable[[OpView], Flops] | None:
+    return _REGISTERED.get(name) or _PRODUCTS.get(name) or _PRODUCTS.get(name.removesuffix("_"))
 
 
 def _grads(v: OpView, *operands: int | None) -> int:
@@ -91,129 +169,172 @@ def _grads(v: OpView, *operands: int | None) -> int:
     return sum(v.ins[i].requires_grad for i in operands if i is not None)
 
 
-def _linear(v: OpView) -> Work:
-    """Equations (1) and (2)."""
-    x, w, b = v.index(0, "input") or 0, v.index(1, "weight") or 0, v.index(2, "bias")
-    elements = v.outs[0].numel
-    product = 2 * elements * v.ins[x].shape[-1]
-    bias = 0 if b is None else elements
-    return product + bias, product * _grads(v, x, w) + elements * _grads(v, b)
+def _linear(v: OpView) -> Flops:
+    """Equation (1)."""
+    x, w = v.index(0, "input") or 0, v.index(1, "weight") or 0
+    product = 2 * v.outs[0].numel * v.ins[x].shape[-1]
+    return product, product * _grads(v, x, w)
 
 
-def _addmm(v: OpView) -> Work:
-    """``c + a @ b`` and its batched kin."""
-    c, a, b = v.index(0) or 0, v.index(1) or 0, v.index(2) or 0
-    elements = v.outs[0].numel
-    product = 2 * elements * v.ins[a].shape[-1]
-    return product + elements, product * _grads(v, a, b) + elements * _grads(v, c)
-
-
-def _matmul(v: OpView) -> Work:
+def _matmul(v: OpView) -> Flops:
     """Equation (1) for any ranks; one operand used twice gets a gradient from both uses."""
     a, b = v.index(0) or 0, v.index(1) or 0
     product = 2 * v.outs[0].numel * (v.ins[a].shape[-1] if v.ins[a].rank else 1)
     return product, product * _grads(v, a, b)
 
 
-def _einsum(v: OpView) -> Work:
-    """Equation (1) for the first two operands with all their labels; further operands join the result."""
+def _addmm(v: OpView) -> Flops:
+    """``c + a @ b`` and its batched kin, also those that sum over the batch."""
+    a, b = v.index(1) or 0, v.index(2) or 0
+    summed = v.ins[a].shape[0] if v.op.name == "addbmm" else 1
+    product = 2 * v.outs[0].numel * v.ins[a].shape[-1] * summed
+    return product, product * _grads(v, a, b)
+
+
+def _outer(v: OpView) -> Flops:
+    """Every element is one product."""
+    return 2 * v.outs[0].numel, 2 * v.outs[0].numel * _grads(v, v.index(0), v.index(1))
+
+
+def _grouped_mm(v: OpView) -> Flops:
+    """Equation (4). A rank of 3 means a matrix per group, of 2 that the rows (or the inner dim) hold all groups."""
+    a, b = v.index(0, "input") or 0, v.index(1, "weight") or 0
+    left, right = v.ins[a], v.ins[b]
+    columns = right.shape[-1]
+    if left.rank == 3 and right.rank == 2:  # the columns hold all groups
+        product = 2 * left.shape[1] * left.shape[2] * columns
+    else:
+        product = 2 * left.numel * columns
+    return product, product * _grads(v, a, b)
+
+
+def _tensordot(v: OpView) -> Flops:
+    """Equation (1); the dims that are summed over are named per operand."""
+    a, b = v.index(0) or 0, v.index(1) or 0
+    dims = v.op.arg(2, "dims_self", ())
+    inner = math.prod(v.ins[a].shape[d] for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else 1
+    product = 2 * v.outs[0].numel * inner
+    return product, product * _grads(v, a, b)
+
+
+def _einsum(v: OpView) -> Flops:
+    """Equation (1), two operands at a time from the left; a label of one operand alone is summed beforehand."""
     equation = str(v.op.args[0]).replace(" ", "").replace("...", ".")
+    left, _, right = equation.partition("->")
+    specs = [v.ins[v.op.inputs.index(a.value)] for a in _refs(v.op.args[1])]
     sizes: dict[str, int] = {}
-    for labels, spec in zip(equation.split("->")[0].split(","), v.ins, strict=False):
-        named = labels.replace(".", "")
-        front, back = labels.partition(".")[0], labels.partition(".")[2]
+    for labels, spec in zip(left.split(","), specs, strict=True):
+        front, dots, back = labels.partition(".")
         dims = [*range(len(front)), *range(spec.rank - len(back), spec.rank)]
-        sizes.update((label, spec.shape[d]) for label, d in zip(named, dims, strict=False))
-        if "." in labels:
+        sizes.update((label, spec.shape[d]) for label, d in zip(front + back, dims, strict=True))
+        if dots:
             inner = math.prod(spec.shape[len(front) : spec.rank - len(back)])
             sizes["."] = max(sizes.get(".", 1), inner)
-    product = 2 * math.prod(sizes.values()) * max(1, len(v.ins) - 1)
-    return product, product * _grads(v, *range(len(v.ins)))
+    terms = [set(t) for t in left.split(",")]
+    kept = set(right) if "->" in equation else {x for x in sizes if x == "." or left.count(x) == 1}
+    forward = backward = 0
+    done = terms[0]
+    for i, term in enumerate(terms[1:], 1):
+        later = kept.union(*terms[i + 1 :])
+        product = 2 * math.prod(sizes[x] for x in (done | term) if x in later or (x in done and x in term))
+        forward += product
+        backward += product * (specs[i].requires_grad + any(s.requires_grad for s in specs[:i]))
+        done = (done | term) & later
+    return forward, backward
 
 
-def _convolution(v: OpView) -> Work:
-    """Equation (3); a transposed convolution is the backward of a plain one, so it counts input elements."""
-    x, w, b = v.index(0, "input") or 0, v.index(1, "weight") or 0, v.index(2, "bias")
-    transposed = v.op.name.startswith("conv_transpose") or (v.op.name == "convolution" and v.op.arg(6, "transposed"))
+def _convolution(v: OpView) -> Flops:
+    """Equation (2); a transposed convolution is the backward of a plain one, so it counts input elements."""
+    x, w = v.index(0, "input") or 0, v.index(1, "weight") or 0
+    named = v.op.name in ("convolution", "_convolution")
+    transposed = v.op.name.startswith("conv_transpose") or (named and v.op.arg(6, "transposed"))
     sites = v.ins[x].numel if transposed else v.outs[0].numel
     product = 2 * sites * math.prod(v.ins[w].shape[1:])
-    elements = v.outs[0].numel
-    return product + (0 if b is None else elements), product * _grads(v, x, w) + elements * _grads(v, b)
+    return product, product * _grads(v, x, w)
 
 
-def _attention(v: OpView, causal: Causal) -> Work:
-    """Equation (4)."""
+def _conv_tbc(v: OpView) -> Flops:
+    """Equation (2) for a weight of (width, channels in, channels out)."""
+    x, w = v.index(0) or 0, v.index(1) or 0
+    product = 2 * v.outs[0].numel * math.prod(v.ins[w].shape[:2])
+    return product, product * _grads(v, x, w)
+
+
+def _bilinear(v: OpView) -> Flops:
+    """``x1 · W · x2``: the first product, then one for each result element."""
+    a, b, w = v.index(0) or 0, v.index(1) or 0, v.index(2) or 0
+    rows = v.ins[a].numel // max(1, v.ins[a].shape[-1])
+    product = 2 * rows * v.ins[w].numel + 2 * v.outs[0].numel * v.ins[b].shape[-1]
+    return product, product * _grads(v, a, b, w)
+
+
+def _recurrent(v: OpView) -> Flops:
+    """Equation (5). Gradients of states are computed at every step, those of the input only where it needs one."""
+    shift = v.op.target.endswith(".data")  # packed sequences: one argument more
+    weights, layers, both = (v.op.args[i + shift] for i in (2, 4, 7))
+    matrices = [s for a in _refs(weights) if (s := v.ins[v.op.inputs.index(a.value)]).rank == 2]
+    x, directions = v.ins[0], 2 if both else 1
+    rows = x.numel // max(1, x.shape[-1])
+    per_cell = len(matrices) // (directions * (layers if isinstance(layers, int) else 1))
+    reads_input = {d * per_cell for d in range(directions)}
+    forward = backward = 0
+    for i, w in enumerate(matrices):
+        product = 2 * rows * w.numel
+        forward += product
+        backward += product * (w.requires_grad + (i not in reads_input or x.requires_grad))
+    return forward, backward
+
+
+def _refs(arg: Arg) -> list[Ref]:
+    return [a for a in arg if isinstance(a, Ref)] if isinstance(arg, tuple) else []
+
+
+def _attention(v: OpView, causal: Causal) -> Flops:
+    """Equation (3)."""
     q, k, value = v.index(0, "query") or 0, v.index(1, "key") or 0, v.index(2, "value") or 0
     queries, keys, values = v.ins[q], v.ins[k], v.ins[value]
-    position = 4 if v.op.name == "attention" else 5
-    dropout = position == 5 and v.op.arg(4, "dropout_p", 0.0)
+    position, drops = _CAUSAL_ARGUMENT[rule_name(v.op)]
+    mask = v.index(3, "attn_mask") if drops is not None else None
+    kept = drops is not None and (v.op.arg(drops, "dropout_p", 0.0) or _grads(v, mask))
     pairs = math.prod(queries.shape[:-1]) * keys.shape[-2]
     if causal == "half" and v.op.arg(position, "is_causal", False):
         pairs //= 2
     d_k, d_v = queries.shape[-1], values.shape[-1]
-    return 2 * pairs * (d_k + d_v), 2 * pairs * ((2 if dropout else 3) * d_k + 2 * d_v)
+    return 2 * pairs * (d_k + d_v), 2 * pairs * ((2 if kept else 3) * d_k + 2 * d_v)
 
 
-def _embedding(v: OpView) -> Work:
-    """Rows are copied forward and added up backward."""
-    return 0, v.outs[0].numel
+_CAUSAL_ARGUMENT: dict[str, tuple[int, int | None]] = {
+    "scaled_dot_product_attention": (5, 4),
+    "autoplan::attention": (4, None),  # the fused kernel of emitted programs
+    "_scaled_dot_product_attention_math": (5, 4),
+    "_scaled_dot_product_flash_attention": (4, None),
+    "_scaled_dot_product_flash_attention_for_cpu": (4, None),
+    "_scaled_dot_product_efficient_attention": (6, None),
+    "_scaled_dot_product_cudnn_attention": (6, None),
+    "_scaled_dot_product_fused_attention_overrideable": (5, None),
+}
+"""Attention in every form that graphs hold: where ``is_causal`` stands among its arguments, and ``dropout_p`` where
+dropout (or a mask that needs a gradient) means that scores are kept."""
 
-
-def _add(v: OpView) -> Work:
-    """One addition; broadcast operands sum their gradients, which costs one addition per element."""
-    elements = v.outs[0].numel
-    return elements, sum(elements for s in v.ins if s.requires_grad and s.numel < elements)
-
-
-def _mul(v: OpView) -> Work:
-    """One operation, and one (two where it is broadcast) per operand that needs a gradient."""
-    elements = v.outs[0].numel
-    return elements, sum(elements * (1 + (s.numel < elements)) for s in v.ins if s.requires_grad)
-
-
-_ATTENTION = frozenset({"scaled_dot_product_attention", "attention"})
 _ALIASES = frozenset({"detach", "alias", "lift_fresh_copy", "broadcast_tensors"})
 
-_PRODUCTS: dict[str, Callable[[OpView], Work]] = {
+
+def _names(fn: Callable[[OpView], Flops], names: str) -> dict[str, Callable[[OpView], Flops]]:
+    return dict.fromkeys(names.split(), fn)
+
+
+_PRODUCTS: dict[str, Callable[[OpView], Flops]] = {
     "linear": _linear,
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _addmm),
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _matmul),
+    **_names(_matmul, "matmul mm bmm mv dot vdot inner linalg_vecdot _scaled_mm _int_mm"),
+    **_names(_addmm, "addmm baddbmm addmv addbmm _addmm_activation"),
+    **_names(_outer, "outer ger"),
+    **_names(_grouped_mm, "_grouped_mm _scaled_grouped_mm transformers::grouped_mm_fallback"),
+    "tensordot": _tensordot,
     "einsum": _einsum,
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolution),
-    "embedding": _embedding,
-    **dict.fromkeys(("add", "sub", "rsub"), _add),
-    **dict.fromkeys(("mul", "div"), _mul),
+    **_names(_convolution, "conv1d conv2d conv3d convolution _convolution convolution_overrideable"),
+    **_names(_convolution, "conv_transpose1d conv_transpose2d conv_transpose3d mkldnn_convolution"),
+    **_names(_convolution, "thnn_conv2d _slow_conv2d_forward _conv_depthwise2d conv_depthwise3d slow_conv3d"),
+    "conv_tbc": _conv_tbc,
+    "bilinear": _bilinear,
+    **_names(_recurrent, "lstm gru rnn_tanh rnn_relu"),
 }
-
-
-def _table(*rows: tuple[tuple[int, int], str]) -> dict[str, Work]:
-    return {name: work for work, names in rows for name in names.split()}
-
-
-_PER_ELEMENT: dict[str, Work] = _table(
-    ((0, 0), "arange zeros ones full empty scalar_tensor eye linspace tril triu zeros_like ones_like full_like"),
-    ((0, 0), "empty_like contiguous clone to _to_copy type_as cat stack pad constant_pad_nd roll flip one_hot"),
-    ((0, 0), "repeat tile repeat_interleave copy argmax argmin new_zeros new_ones new_full new_empty meshgrid"),
-    ((0, 1), "gather index index_select take_along_dim scatter index_put masked_select"),
-    ((1, 0), "eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not"),
-    ((1, 0), "__and__ __or__ isnan isinf isfinite sign floor ceil round trunc remainder floor_divide"),
-    ((1, 1), "neg abs relu relu6 hardtanh leaky_relu clamp clamp_min clamp_max where masked_fill maximum minimum"),
-    ((1, 1), "reciprocal sqrt rsqrt exp log index_add scatter_add cumsum logsumexp threshold"),
-    ((1, 2), "pow square sigmoid tanh sin cos erf log1p expm1 lerp addcmul addcdiv atan2"),
-    ((2, 1), "dropout feature_dropout alpha_dropout native_dropout bernoulli rand_like randn_like"),
-    ((5, 7), "silu elu selu celu softplus softsign hardswish hardsigmoid logsigmoid log_sigmoid mish glu"),
-    ((8, 12), "gelu"),
-    ((5, 4), "softmax log_softmax _softmax _log_softmax"),
-    ((6, 10), "rms_norm"),
-    ((8, 14), "layer_norm group_norm batch_norm instance_norm native_layer_norm"),
-)
-"""Operations per element of the largest result: (forward, backward)."""
-
-_PER_INPUT: dict[str, Work] = _table(
-    ((1, 1), "sum mean amax amin max min prod any all avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d"),
-    ((1, 1), "max_pool1d max_pool2d sort topk"),
-    ((3, 3), "var std norm linalg_vector_norm mse_loss l1_loss smooth_l1_loss huber_loss var_mean"),
-    ((5, 3), "cross_entropy_loss nll_loss nll_loss_nd binary_cross_entropy binary_cross_entropy_with_logits kl_div"),
-)
-"""Operations per element of the first operand: (forward, backward)."""

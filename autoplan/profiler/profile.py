@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +13,13 @@ from autoplan.errors import AutoplanError
 from autoplan.hardware import ClusterSpec, Device, op_s
 from autoplan.ir import OpGraph, StepEvents
 from autoplan.ir.plan import OPTIMIZERS
-from autoplan.profiler.cost import OpCost, cost_table
+from autoplan.profiler.cost import OpCost, UnknownOp, cost_table
+from autoplan.profiler.events import chrome_trace
+from autoplan.profiler.flops import Causal
 from autoplan.profiler.memory import Moment, memory
 from autoplan.rules import FactorTable
 
-FORMAT = 2
+FORMAT = 3
 NO_EVENTS = StepEvents()
 CACHING_BLOCK_BYTES = 512
 """Block of torch's caching allocator on accelerators; where that allocates, torch's optimizers default to foreach."""
@@ -30,8 +34,8 @@ class Group:
     Attributes:
         name: Module path or op name.
         count: Ops in it.
-        forward_flops: Operations forward.
-        backward_flops: Operations backward.
+        forward_flops: Flops of tensor products forward (a multiply-add counts 2).
+        backward_flops: Likewise backward.
         forward_s: Seconds forward.
         backward_s: Seconds backward.
         saved_bytes: Bytes kept for backward.
@@ -54,8 +58,8 @@ class Profile:
         model: Name of the model.
         cluster: Name of the cluster.
         device: Name of its device.
-        forward_flops: Operations forward.
-        backward_flops: Operations backward.
+        forward_flops: Flops of tensor products forward (a multiply-add counts 2).
+        backward_flops: Likewise backward.
         parameter_bytes: Parameters, ties once.
         gradient_bytes: Gradients.
         optimizer_bytes: Optimizer state.
@@ -66,11 +70,12 @@ class Profile:
         optimizer_s: The update alone.
         memory_bytes: What tensors can use on the device.
         nodes: Cost of every op.
-        unknown_ops: Ops whose flops are not known, counted as 0: target -> count.
+        unknown_ops: Ops whose flops are not known, counted as 0, by target, with count and shares.
         notes: What a reader should know.
         timeline: What is alive, moment after moment; its maxima per phase are `peak_bytes`.
         allocator_bytes: What the device's allocator adds to the peak of the step by rounding sizes up.
         reserved_bytes: What the device keeps beside tensors (context, fragmentation), not part of `memory_bytes`.
+        causal_flops: Whether causal attention counts in full or by half.
     """
 
     model: str
@@ -88,11 +93,12 @@ class Profile:
     optimizer_s: float
     memory_bytes: int
     nodes: tuple[OpCost, ...]
-    unknown_ops: Mapping[str, int] = field(default_factory=dict)
+    unknown_ops: Mapping[str, UnknownOp] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[Moment, ...] = ()
     allocator_bytes: int = 0
     reserved_bytes: int = 0
+    causal_flops: Causal = "full"
 
     def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
         """Sums per module, in order of first use.
@@ -106,6 +112,19 @@ class Profile:
         """Sums per op name, slowest first."""
         return tuple(sorted(_groups(self.nodes, lambda n: n.op), key=lambda g: -(g.forward_s + g.backward_s)))
 
+    def to_csv(self) -> str:
+        """All nodes as CSV: a header, then one line per op in program order."""
+        names = [f.name for f in dataclasses.fields(OpCost)]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([*names, "flops_per_byte"])
+        writer.writerows([*(getattr(n, name) for name in names), n.intensity] for n in self.nodes)
+        return out.getvalue()
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """The step as trace events, which Perfetto and chrome://tracing open; see `autoplan.profiler.events`."""
+        return chrome_trace(self.model, self.nodes, self.timeline, self.optimizer_s)
+
     def to_json(self) -> dict[str, Any]:
         """Versioned JSON."""
         out: dict[str, Any] = {"format": FORMAT}
@@ -114,6 +133,8 @@ class Profile:
             if f.name in _TABLES:
                 columns = [c.name for c in dataclasses.fields(_TABLES[f.name])]
                 value = {"columns": columns, "rows": [row.to_json() for row in value]}
+            if f.name == "unknown_ops":
+                value = {target: dataclasses.asdict(u) for target, u in value.items()}
             out[f.name] = dict(value) if isinstance(value, Mapping) else list(value) if f.name == "notes" else value
         return out
 
@@ -131,7 +152,8 @@ class Profile:
         except KeyError as e:
             raise AutoplanError(f"malformed profile: {e} is missing") from e
         tables = {name: tuple(map(row.from_json, given[name]["rows"])) for name, row in _TABLES.items()}
-        return cls(**{**given, **tables, "notes": tuple(given["notes"])})
+        unknown = {target: UnknownOp(**u) for target, u in given["unknown_ops"].items()}
+        return cls(**{**given, **tables, "notes": tuple(given["notes"]), "unknown_ops": unknown})
 
     def _repr_html_(self) -> str:
         from autoplan.display import profile_html  # display stands above this room; only for notebooks
@@ -164,6 +186,7 @@ def make_profile(
     events: StepEvents = NO_EVENTS,
     notes: Iterable[str] = (),
     rules: FactorTable | None = None,
+    causal_flops: Causal = "full",
 ) -> Profile:
     """Profiles a traced model on one device of a cluster.
 
@@ -174,8 +197,9 @@ def make_profile(
         events: Memory events of the step; without them the profile shows only what is there all the time.
         notes: Passed on to the reader.
         rules: Analysed factors, where they are at hand.
+        causal_flops: Whether causal attention counts in full or by half.
     """
-    table = cost_table(graph, cluster, rules=rules)
+    table = cost_table(graph, cluster, rules=rules, causal=causal_flops)
     device = cluster.device
     use = memory(
         graph, events, optimizer=optimizer, granularity_bytes=device.allocator_granularity_bytes,
@@ -204,6 +228,7 @@ def make_profile(
         timeline=use.timeline,
         allocator_bytes=use.rounding_bytes,
         reserved_bytes=device.reserved_bytes,
+        causal_flops=causal_flops,
     )
 
 

@@ -259,10 +259,22 @@ def test_profile_prints_tables_or_json(run: Run, api: FakeApi) -> None:
     code, out, err = run("profile", "x:y", "--cluster", "h100-8x", "--precision", "bf16")
     assert (code, err) == (0, "")
     assert "Profile of Tiny<b>" in out
-    assert api.asked["profile"] == {"cluster": "h100-8x", "precision": "bf16", "optimizer": "adamw"}
+    expected = {"cluster": "h100-8x", "precision": "bf16", "optimizer": "adamw", "causal_flops": "full"}
+    assert api.asked["profile"] == expected
     code, out, err = run("profile", "x:y", "--json")
     assert json.loads(out) == json.loads(json.dumps(make_profile().to_json()))
     assert run("profile", "x:y", "--cluster", "nope")[0] == 2
+
+
+def test_profile_writes_a_table_and_a_trace(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    table, events = tmp_path / "ops.csv", tmp_path / "step.json"
+    assert run("profile", "x:y", "--csv", str(table), "--chrome-trace", str(events), "--causal-flops", "half")[0] == 0
+    assert api.asked["profile"]["causal_flops"] == "half"
+    assert table.read_text().startswith("key,op,module,forward_flops")
+    assert json.loads(events.read_text())["traceEvents"]
+    assert sorted(tmp_path.iterdir()) == [table, events]
+    code, _, err = run("profile", "x:y", "--csv", str(tmp_path / "missing" / "ops.csv"))
+    assert code == 2 and "cannot write" in err and "Traceback" not in err
 
 
 def test_clusters(run: Run, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from autoplan.display import (
     profile_tables,
 )
 from autoplan.hardware import known_clusters, load_cluster
-from autoplan.profiler import OpCost, Profile
+from autoplan.profiler import Moment, OpCost, Profile, UnknownOp
 from tests.display.plans import make_plan
 
 
@@ -40,7 +40,23 @@ def text(tables: Iterable[RenderableType], width: int = 160) -> str:
 
 def make_profile() -> Profile:
     nodes = tuple(
-        OpCost(f"h.{i}.mlp:aten.linear#0", "linear", f"h.{i}.mlp", 10**9, 2 * 10**9, 100, 200, 1e-3, 2e-3, 4096, False)
+        OpCost(
+            f"h.{i}.mlp:aten.linear#0",
+            "linear",
+            f"h.{i}.mlp",
+            10**9,
+            2 * 10**9,
+            7,
+            9,
+            60,
+            40,
+            120,
+            80,
+            1e-3,
+            2e-3,
+            4096,
+            False,
+        )
         for i in range(3)
     )
     return Profile(
@@ -59,8 +75,13 @@ def make_profile() -> Profile:
         optimizer_s=0.001,
         memory_bytes=80 * 10**9,
         nodes=nodes,
-        unknown_ops={"mylib.magic.default": 2},
+        unknown_ops={"mylib.magic.default": UnknownOp(2, 0.25, 0.5)},
         notes=("attention was traced with an explicit mask",),
+        timeline=(
+            Moment("forward", "h.0.mlp:aten.linear#0", 10**6, 0, 2 * 10**6, 10, 4096, 100),
+            Moment("backward", "h.0.mlp:aten.linear#0", 10**6, 10**6, 2 * 10**6, 10, 4096, 10**6),
+            Moment("step", "h.0.mlp.weight", 10**6, 10**6, 2 * 10**6, 10, 0, 0),
+        ),
     )
 
 
@@ -158,10 +179,13 @@ def test_compare_shows_what_changes_and_nothing_else() -> None:
 
 def test_profile_tables_collapse_equal_layers() -> None:
     out = text(profile_tables(make_profile()))
-    assert "h.*.mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
-    assert "mylib.magic.default 2" in out
+    assert "└─ {0-2} 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "└─ mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "mylib.magic.default 2 25.0 % 50.0 %" in out
+    assert "Memory over the step, peak 5 MB" in out and "█" in out
     assert "explicit mask" in out
-    assert "h.*.mlp" not in text(profile_tables(make_profile(), depth=1))
+    assert "mlp" not in text(profile_tables(make_profile(), depth=1, top=0))
+    assert "Slowest 2 of 3 ops" in text(profile_tables(make_profile(), top=2))
     html = make_profile()._repr_html_()
     assert html == profile_html(make_profile())
     assert {"table", "svg"} <= check(html)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import json
 
 import pytest
+import torch
 
 from autoplan.errors import AutoplanError
 from autoplan.hardware import load_cluster
 from autoplan.ir import OpGraph
-from autoplan.profiler import CostTable, Profile, cost_table, make_profile
+from autoplan.profiler import CostTable, Moment, Profile, UnknownOp, cost_table, make_profile
 from autoplan.rules import analyse
 from autoplan.trace import trace
 from tests.profiler.models import gpt2, llama, one_op
@@ -89,5 +93,35 @@ def test_malformed_profiles_are_refused(graph: OpGraph) -> None:
 
 def test_unknown_ops_reach_the_profile() -> None:
     profile = make_profile(one_op("mylib.magic.default", [(8, 4)], (8, 4), grad="a"), CLUSTER)
-    assert profile.unknown_ops == {"mylib.magic.default": 1}
+    assert profile.unknown_ops == {"mylib.magic.default": UnknownOp(1, 1.0, 1.0)}
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     assert profile.step_time_s > 0
+
+
+def test_csv_has_a_line_per_op(graph: OpGraph) -> None:
+    profile = make_profile(graph, CLUSTER)
+    rows = list(csv.DictReader(io.StringIO(profile.to_csv())))
+    assert [r["key"] for r in rows] == [n.key for n in profile.nodes]
+    assert sum(int(r["forward_flops"]) for r in rows) == profile.forward_flops
+
+
+def test_trace_events_are_what_perfetto_reads(graph: OpGraph) -> None:
+    timeline = (Moment("forward", graph.ops[0].key, 9, 0, 0, 0, 1, 2), Moment("step", "wte.weight", 9, 9, 0, 0, 0, 0))
+    profile = dataclasses.replace(make_profile(graph, CLUSTER), timeline=timeline)
+    events = json.loads(json.dumps(profile.to_chrome_trace()))["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X", "C"}
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["forward", "backward", "optimizer"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert sum(e["dur"] for e in slices) == pytest.approx(profile.step_time_s * 1e6)
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in zip(slices, slices[1:], strict=False))
+    samples = [e for e in events if e["ph"] == "C"]
+    assert [sum(e["args"].values()) for e in samples] == [m.total for m in timeline]
+
+
+def test_an_expanded_operand_is_read_once() -> None:
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return y * x[:, :1].expand(8, 16)
+
+    node = cost_table(trace(Wide(), (torch.ones(8, 4), torch.ones(8, 16))).graph, CLUSTER).nodes[-1]
+    assert (node.forward_read_bytes, node.forward_written_bytes) == (8 * 4 + 8 * 16 * 4, 8 * 16 * 4)
