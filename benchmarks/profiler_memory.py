@@ -1,6 +1,6 @@
 """Predicted memory of a training step against the allocator of the same step on this CPU, over the models of the zoo.
 
-    OMP_NUM_THREADS=1 python benchmarks/profiler_memory.py                # all; writes results/profiler_memory.{json,md}
+    OMP_NUM_THREADS=1 python benchmarks/profiler_memory.py                # all; writes results/profiler_memory.*
     python benchmarks/profiler_memory.py --models gpt2,mlp                # some, prints only
     python benchmarks/profiler_memory.py --optimizer sgd-momentum         # another optimizer, prints only
 

@@ -27,7 +27,7 @@ def node_sequence() -> int:
 
 
 def autograd_sequence() -> int | None:
-    """Number of the autograd node that runs, None outside of nodes: the engine sums gradients there.
+    """Number of the autograd node that runs, or None.
 
     Private because torch offers the current node to its own tools only.
     """

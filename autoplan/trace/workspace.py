@@ -1,7 +1,8 @@
 """Memory that oneDNN's kernels keep on a CPU and that fake tensors do not show.
 
 The LSTM kernel returns a workspace, which autograd saves; on fake tensors it is empty. oneDNN v3 (src/cpu/rnn/
-rnn_utils.hpp) lays it out as gates, states and their gradients, for T steps of a batch of N, input size I and hidden size H::
+rnn_utils.hpp) lays it out as gates, states and their gradients, for T steps of a batch of N, input size I and hidden
+size H::
 
     bytes = 4 N (T ld(4H) + (T + 1) (6 ld(max(I, H)) + 5 ld(H)))                                               (1)
 
