@@ -8,6 +8,7 @@ import functools
 import inspect
 import io
 import logging
+import math
 import sys
 import traceback
 import warnings
@@ -140,9 +141,18 @@ def _check_batch(leaves: list[Any]) -> None:
     devices = {str(x.device) for x in tensors if x.device.type != "meta"}
     if len(devices) > 1:
         raise OptionError(f"the batch lies on several devices ({', '.join(sorted(devices))}): move it to one")
+    numbers = [x for x in leaves if isinstance(x, float) and not math.isfinite(x)]
+    if numbers:
+        raise OptionError(f"the batch holds the number {numbers[0]}: sizes and options of a step are finite")
+    if not tensors:
+        given = ", ".join(sorted({type(x).__name__ for x in leaves})) or "nothing"
+        raise OptionError(f"the batch holds no tensor, but {given}: give the tensors that the model is called with")
     empty = next((x for x in tensors if x.numel() == 0), None)
     if empty is not None:
-        raise OptionError(f"the batch holds a tensor without elements, of shape {tuple(empty.shape)}")
+        raise OptionError(
+            f"the batch holds a tensor without elements, of shape {tuple(empty.shape)}: a step needs at least "
+            "one sample"
+        )
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise OptionError("tracing inside an autocast block is not supported: leave it and ask for precision='bf16'")
 
@@ -172,9 +182,7 @@ def _fake_input(leaf: Any, mode: FakeTensorMode, low: torch.dtype | None) -> Any
         return torch.empty(leaf.shape, dtype=dtype)
 
 
-def _by_symbolic_trace(
-    step: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> torch.export.ExportedProgram:
+def _by_symbolic_trace(step: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     return torch.export.export(torch.fx.symbolic_trace(step), args, kwargs, strict=False)
 
 
