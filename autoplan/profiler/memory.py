@@ -117,9 +117,8 @@ def memory(
     inputs = sum(given["buffer"]) + sum(given["input"])
     start = Moment("forward", "", parameters, 0, state, inputs, 0, 0)
     live = _Live(start, events.gradients, granularity_bytes)
-    live.padding = sum(
-        live.round(n) - n for n in [*sum(given.values(), []), *(n for n in trained.values() for _ in range(states))]
-    )
+    lasting = [n for sizes in (*given.values(), *[list(trained.values())] * states) for n in sizes]
+    live.padding = sum(live.round(n) - n for n in lasting)
     for event in events.events:
         if event.phase == "backward" and live.phase == "forward":
             live.end_forward()

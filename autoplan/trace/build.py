@@ -10,13 +10,14 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from autoplan.errors import UnsupportedOpError
+from autoplan.errors import TraceError, UnsupportedOpError
 from autoplan.ir import Arg, GraphInput, Op, OpGraph, Ref, TensorSpec
 from autoplan.trace.compat import FakeTensor, pytree
 from autoplan.trace.normalise import functionalise, inline_regions
 
 _NO_GRADIENT = {"detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 _NO_GRADIENT |= {"new_zeros", "new_ones", "new_full", "new_empty"}
+_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "convolution"})
 _IGNORED = {"_assert_tensor_metadata", "sym_constrain_range_for_size", "_assert_scalar"}
 
 
@@ -201,6 +202,7 @@ class _Builder:
             if _does_nothing(node, first, name) or (name == "detach" and base not in self.tracked):
                 self.alias[node.name] = base
                 return
+        self._check_dtypes(node, name)
         value = node.meta.get("val")
         outputs: tuple[str, ...] = (node.name,)
         if isinstance(value, torch.Tensor):
@@ -229,6 +231,15 @@ class _Builder:
                 _source(node),
             )
         )
+
+    def _check_dtypes(self, node: fx.Node, name: str) -> None:
+        """Fake tensors let a product of different dtypes pass; eager execution does not."""
+        if name not in _PRODUCTS:
+            return
+        values = [a.meta.get("val") for a in node.args if isinstance(a, fx.Node)]
+        dtypes = dict.fromkeys(str(v.dtype)[6:] for v in values if isinstance(v, torch.Tensor))
+        if len(dtypes) > 1:
+            raise TraceError(f"{name} is given operands of several dtypes, {', '.join(dtypes)}{self.where(node)}")
 
     def _outputs(self, node: fx.Node, value: Any) -> tuple[str, ...]:
         """Names of a multi-output op: its getitem nodes, in order; unused outputs get a name of their own."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import io
 import logging
+import math
 import sys
 import traceback
 import warnings
@@ -111,13 +113,13 @@ def trace(
     fake_leaves = [_fake_input(x, mode, low) for x in leaves]
     fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, in_spec)
     with opaque_attention(fake, kwargs, as_is=as_is) as note:
-        exported = _export(step, fake, fake_args, fake_kwargs, mode)
+        exported, fallen_back = _export(step, fake, fake_args, fake_kwargs, mode)
     graph, paths, out_spec, in_place = build_graph(
         exported, model, args, kwargs, prefix="model." if loss_fn else "", low=low, updates_buffers=as_is
     )
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
-    notes = (note,) if note else ()
+    notes = tuple(n for n in (note, fallen_back) if n)
     return TracedModel(graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place)
 
 
@@ -139,9 +141,18 @@ def _check_batch(leaves: list[Any]) -> None:
     devices = {str(x.device) for x in tensors if x.device.type != "meta"}
     if len(devices) > 1:
         raise OptionError(f"the batch lies on several devices ({', '.join(sorted(devices))}): move it to one")
+    numbers = [x for x in leaves if isinstance(x, float) and not math.isfinite(x)]
+    if numbers:
+        raise OptionError(f"the batch holds the number {numbers[0]}: sizes and options of a step are finite")
+    if not tensors:
+        given = ", ".join(sorted({type(x).__name__ for x in leaves})) or "nothing"
+        raise OptionError(f"the batch holds no tensor, but {given}: give the tensors that the model is called with")
     empty = next((x for x in tensors if x.numel() == 0), None)
     if empty is not None:
-        raise OptionError(f"the batch holds a tensor without elements, of shape {tuple(empty.shape)}")
+        raise OptionError(
+            f"the batch holds a tensor without elements, of shape {tuple(empty.shape)}: a step needs at least "
+            "one sample"
+        )
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise OptionError("tracing inside an autocast block is not supported: leave it and ask for precision='bf16'")
 
@@ -171,22 +182,40 @@ def _fake_input(leaf: Any, mode: FakeTensorMode, low: torch.dtype | None) -> Any
         return torch.empty(leaf.shape, dtype=dtype)
 
 
+def _by_symbolic_trace(step: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(torch.fx.symbolic_trace(step), args, kwargs, strict=False)
+
+
+_FALL_BACKS: dict[str, Callable[..., torch.export.ExportedProgram]] = {
+    "dynamo": functools.partial(torch.export.export, strict=True),
+    "torch.fx.symbolic_trace": _by_symbolic_trace,
+}
+"""Front ends that are tried in order where `torch.export` cannot run the module; a `GraphModule` needs none of them."""
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:400]
+
+
 def _export(
     step: nn.Module, fake: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: FakeTensorMode
-) -> torch.export.ExportedProgram:
+) -> tuple[torch.export.ExportedProgram, str | None]:
+    """The exported step, and what a reader should know where a fall-back made it."""
     stack: list[str] = []
     with contextlib.ExitStack() as hooks, mode, warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         hooks.enter_context(_module_stack(fake, stack))
         try:
             with _quiet():
-                return torch.export.export(step, args, kwargs, strict=False)
+                return torch.export.export(step, args, kwargs, strict=False), None
         except Exception as e:  # export raises whatever the model's own code raises
             where = _user_line(e)
+            for name, front_end in _FALL_BACKS.items():
+                with contextlib.suppress(Exception), _quiet():
+                    return front_end(step, args, kwargs), f"traced by {name}, because torch.export failed: {_first(e)}"
             module = f"module {stack[-1]!r}" if stack and stack[-1] else "the model's top level"
-            first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
             raise TraceError(
-                f"{type(fake).__name__} cannot be traced: {type(e).__name__} in {module}{where}: {first[:400]}\n"
+                f"{type(fake).__name__} cannot be traced: {type(e).__name__} in {module}{where}: {_first(e)}\n"
                 "Code that branches on tensor values, or calls .item() or .numpy(), has to be rewritten with tensor "
                 "operations (torch.where, torch.cond); a wrong argument or shape shows the same message as in eager."
             ) from e

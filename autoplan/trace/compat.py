@@ -27,12 +27,12 @@ def node_sequence() -> int:
 
 
 def autograd_sequence() -> int | None:
-    """Number of the autograd node that runs, None outside of nodes: the engine sums gradients there.
+    """Number of the autograd node that runs, or None.
 
     Private because torch offers the current node to its own tools only.
     """
     node = torch._C._current_autograd_node()
-    return None if node is None else node._sequence_nr()  # type: ignore[no-any-return]
+    return None if node is None else node._sequence_nr()
 
 
 def accumulates_in_place(gradient: torch.Tensor) -> bool:
@@ -43,7 +43,8 @@ def accumulates_in_place(gradient: torch.Tensor) -> bool:
     storage that only the engine and the running dispatch mode hold.
     """
     storage = gradient.untyped_storage()
-    alone = gradient._use_count() <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2
+    holders: int = gradient._use_count()  # type: ignore[attr-defined]
+    alone = holders <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2
     return alone and torch._prims_common.is_non_overlapping_and_dense_or_false(gradient)
 
 

@@ -204,7 +204,7 @@ def _views_up(base: fx.Node) -> list[fx.Node]:
 
 
 def _op(node: fx.Node) -> str:
-    return (str(node.target).split(".") + [""])[1]
+    return [*str(node.target).split("."), ""][1]
 
 
 def _scattered(gm: fx.GraphModule, at: fx.Node, whole: fx.Node, view: fx.Node, new: fx.Node) -> fx.Node:

@@ -117,11 +117,11 @@ class _Saved:
         self.tensor = tensor
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches storages come and go; `events` is the record."""
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[StorageEvent] = []
         self.phase, self.op = "forward", ""
         self.count = 0

@@ -1,13 +1,14 @@
 """Memory that oneDNN's kernels keep on a CPU and that fake tensors do not show.
 
-The LSTM kernel returns a workspace, which autograd saves; on fake tensors it is empty. oneDNN (src/cpu/rnn/rnn_utils.hpp
-of v3) lays it out as gates, states and their gradients, for T steps of a batch of N, input size I and hidden size H::
+The LSTM kernel returns a workspace, which autograd saves; on fake tensors it is empty. oneDNN v3 (src/cpu/rnn/
+rnn_utils.hpp) lays it out as gates, states and their gradients, for T steps of a batch of N, input size I and hidden
+size H::
 
     bytes = 4 N (T ld(4H) + (T + 1) (6 ld(max(I, H)) + 5 ld(H)))                                               (1)
 
-ld(n) rounds up to 16 elements, and adds 16 where that is a multiple of 256. The counts 6 and 5 were read off the sizes
-that torch 2.13 returns for 11 shapes; (1) is within 2 % of those above 1 MB. Scratch memory of convolutions depends on
-the instruction set and is not modelled.
+ld(n) rounds up to 16 elements, and adds 16 where that is a multiple of 256. The counts 6 and 5 were fitted to the sizes
+that torch 2.13 returns for some shapes, checked by hand to about 2 % on a few; page rounding is left out, so that small
+sizes are further off. Scratch memory of convolutions depends on the instruction set and is not modelled.
 """
 
 from __future__ import annotations

@@ -387,3 +387,63 @@ def test_a_model_that_cannot_be_copied() -> None:
     model.extra = model.weight * 2  # not a leaf: deepcopy refuses it
     with pytest.raises(TraceError, match="cannot be copied"):
         trace(model, x())
+
+
+# front ends and batches
+
+
+class OnlyDynamo(nn.Linear):
+    """Export without dynamo cannot run it."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            raise RuntimeError("not here")
+        return super().forward(a)
+
+
+class OnlySymbolic(nn.Module):
+    """Only symbolic tracing can run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, a: Any) -> Any:
+        if not isinstance(a, torch.fx.Proxy):
+            raise RuntimeError("not here")
+        return self.lin(a)
+
+
+@pytest.mark.parametrize(
+    ("model", "by"), [(OnlyDynamo(4, 4), "dynamo"), (OnlySymbolic(), "torch.fx.symbolic_trace")], ids=["dynamo", "fx"]
+)
+def test_front_ends_that_export_falls_back_to(model: nn.Module, by: str) -> None:
+    traced = trace(model, (x(),))
+    assert traced.notes == (f"traced by {by}, because torch.export failed: not here",)
+    assert names(traced) == ["linear"]
+    assert {i.path.rpartition(".")[2] for i in traced.graph.inputs} == {"weight", "bias", "0"}
+
+
+def test_a_graph_module_is_a_model() -> None:
+    model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    traced = check(model, x())
+    assert [op.key for op in traced.graph.ops] == ["0:aten.linear#0", "1:aten.relu#0"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((3,), "holds no tensor, but int"),
+        ((), "holds no tensor, but nothing"),
+        ((torch.zeros(0, 4),), r"without elements, of shape \(0, 4\): a step needs at least one sample"),
+        ((torch.zeros(2, 4), float("nan")), "holds the number nan"),
+    ],
+)
+def test_batches_that_are_none(batch: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        trace(nn.Linear(4, 4), batch)
+
+
+def test_integers_where_a_product_needs_floats() -> None:
+    with pytest.raises(TraceError, match=r"linear is given operands of several dtypes, int64, float32"):
+        trace(nn.Linear(4, 4), (torch.zeros(2, 4, dtype=torch.int64),))
