@@ -3,7 +3,8 @@
     python benchmarks/published.py --data FOLDER
 
 FOLDER (or the variable AUTOPLAN_PUBLISHED_DATA) holds `megatron_sc21_table1.csv` (ten rows, A100; Narayanan et al.,
-SC'21, table 1) and `megatron_core_h100.csv` (nine rows, H100; README of Megatron-Core). They are not part of the project.
+SC'21, table 1) and `megatron_core_h100.csv` (nine rows, H100; README of Megatron-Core). They are not part of
+the project.
 
 One GPT layer and the loss, at the width of one tensor-parallel rank, are traced and priced by the profiler's cost table;
 collectives by `autoplan.hardware`. With m microbatches, p stages of v chunks, t ways of tensor parallelism::
@@ -253,8 +254,8 @@ def fitted(runs: Sequence[Run], cluster: ClusterSpec) -> dict[str, Any]:
 def activation_rows(cluster: ClusterSpec, t: int = 8, length: int = 2048) -> list[dict[str, Any]]:
     """Activation memory of the first stage, from what the profiler says the layer saves.
 
-    Without recomputation every saved tensor counts. With sequence parallelism what is as wide as the hidden state is cut
-    t ways (norms, dropout and sums), and selective recomputation saves nothing between the QKV projection and the
+    Without recomputation every saved tensor counts. With sequence parallelism what is as wide as the hidden state is
+    cut t ways (norms, dropout and sums), and selective recomputation saves nothing between the QKV projection and the
     projection of the output. A first stage holds one microbatch for each of all layers, with v > 1 chunks for each of
     layers · (1 + (p − 1)/(p · v)).
     """

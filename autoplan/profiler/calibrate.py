@@ -1,8 +1,8 @@
 """Measures the machine that it runs on and writes a profile file. The only file of this room that imports torch.
 
 Every figure is the median of repeats; the spread that a source quotes is the distance between the quartiles relative
-to the median. What runs on one thread of a CPU is timed in CPU seconds, which other processes hardly disturb; threads, GPUs
-and collectives are timed by the clock. Measured are, in this order:
+to the median. What runs on one thread of a CPU is timed in CPU seconds, which other processes hardly disturb; threads,
+GPUs and collectives are timed by the clock. Measured are, in this order:
 
 - the overhead of an op in eager autograd, from a chain of tiny modules; AdamW's update of one parameter over sizes,
 - matrix products over sizes and dtypes, copies over sizes, and on a CPU new tensors over sizes, less the same work in
@@ -241,7 +241,7 @@ def _efficiency(rows: Points) -> tuple[float, Points]:
 
 
 def _rising(rows: Points) -> Points:
-    """Rows by size whose seconds are at least those of the size before, and an efficiency that rounding cannot break."""  # noqa: E501
+    """Rows by size whose seconds are at least those of the size before; rounding cannot break the efficiency."""
     out: Points = []
     for size, seconds in rows:
         out.append((size, max(seconds, 1.002 * out[-1][1]) if out else seconds))
@@ -263,7 +263,7 @@ def _launch(m: _Machine) -> Sample:
     x = torch.ones(2, 4, device=m.device, requires_grad=True)
 
     def step() -> None:
-        model(x).sum().backward()  # type: ignore[no-untyped-call]
+        model(x).sum().backward()
         model.zero_grad()
 
     return m.sample(step, per=16 * 8)
@@ -335,7 +335,7 @@ def _copies(m: _Machine, launch: float, quick: bool) -> list[tuple[float, Sample
 
 
 def _new_tensors(m: _Machine, quick: bool) -> list[tuple[float, Sample]]:
-    """Seconds that a new tensor costs beyond one that exists, while 64 MiB are held and freed in reverse, as in training.
+    """Seconds that a new tensor costs beyond one that exists; 64 MiB are held and freed in reverse, as in training.
 
     With that much held the figures hardly depend on what the process allocated before; with less the C library keeps or
     returns all of it, by history.

@@ -4,8 +4,8 @@
         + views · view
         + Σ allocation(bytes of each new tensor)                                                      (1)
 
-The rate is that of a matrix product of this size, or the op's own where the device lists one (`op_flops_per_s`): on a CPU
-a tanh runs at the speed of the vector units, an attention kernel at a fraction of a matrix product's.
+The rate is that of a matrix product of this size, or the op's own where the device lists one (`op_flops_per_s`): on a
+CPU a tanh runs at the speed of the vector units, an attention kernel at a fraction of a matrix product's.
 """
 
 from __future__ import annotations
