@@ -173,7 +173,7 @@ def _agree(
             f"({chosen.graph_fingerprint}): model, batch shapes and torch version must be alike on all ranks"
         )
     if world > chosen.mesh.size and (not dist.is_initialized() or dist.get_rank() == 0):
-        warnings.warn(f"the plan uses {chosen.mesh.size} of {world} processes; the others stay idle", stacklevel=4)
+        warnings.warn(f"the plan uses {chosen.mesh.size} of {world} processes; the others stay idle", stacklevel=3)
     return chosen, made[0] if made else None
 
 

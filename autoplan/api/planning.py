@@ -24,8 +24,8 @@ Cluster = str | Path | ClusterSpec | None
 DEFAULT_CLUSTER = "cpu-gloo"
 EMISSIONS = 10
 """Proposals that are emitted and measured before the search settles for the smallest."""
-SPREAD = 9
-BISECTIONS = 12
+SPREAD = 6
+BISECTIONS = 8
 """Proposals beyond those when nothing fits, to say which cap would do: all over the frontier, then by bisection."""
 MISSES = 3
 """Proposals that may miss a cap before it counts as one that nothing fits."""

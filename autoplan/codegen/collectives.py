@@ -29,11 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoplan.codegen import compat
 from autoplan.errors import AutoplanError, OptionError
 
 Step = tuple[Any, ...]
 Steps = tuple[Step, ...]
-_c10d = torch.ops._c10d_functional
+_c10d = compat.functional
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoplan.errors import AutoplanError
 
+functional = torch.ops._c10d_functional
+"""Collectives as ops of a graph; the functions around them that torch exports need process groups while tracing."""
+
+
+def is_collective(target: Any) -> bool:
+    """Whether a node's target is an op of `functional`; the class of an op with its overload has no public name."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"
+
+
+def copy_style(source: fx.Graph, target: fx.Graph) -> None:
+    """Gives a graph the other's way of writing code, which `Graph.set_codegen` sets and nothing public reads."""
+    target.set_codegen(source._codegen)
+
 
 @dataclass(frozen=True)
 class JointSlots:
@@ -47,7 +60,7 @@ def export_joint(gm: fx.GraphModule, args: Sequence[torch.Tensor]) -> JointSlots
     Private because torch has no public way to obtain a joint graph: ``torch.export`` gives forward only, and
     ``aot_function`` hands the graph to a partitioner. Where no result requires grad the graph holds the forward only.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, _without_onednn():
         joint = aot_export_joint_with_descriptors(stack, gm, tuple(args), {})
         traced = joint.graph_module
     inputs: dict[int, fx.Node] = {}
@@ -61,6 +74,20 @@ def export_joint(gm: fx.GraphModule, args: Sequence[torch.Tensor]) -> JointSlots
             case other:
                 raise AutoplanError(f"the joint graph has an input of unknown kind: {other}")
     return JointSlots(traced, tuple(inputs[i] for i in sorted(inputs)), tangents, *_output_slots(traced.graph))
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Tracing that takes no oneDNN kernels: the backward of its LSTM only runs behind its own forward.
+
+    ``torch.backends.mkldnn.flags`` would do, but warns of TF32 where there is no Intel GPU.
+    """
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def _output_slots(graph: fx.Graph) -> tuple[dict[int, fx.Node], dict[int, fx.Node], dict[int, fx.Node]]:

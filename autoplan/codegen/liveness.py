@@ -30,7 +30,7 @@ from autoplan.codegen.workspace import workspace_bytes
 from autoplan.codegen.write import WAIT, holds_input
 from autoplan.ir import Mesh, Placement, Shard
 
-_SAME_STORAGE = {WAIT, torch.ops._c10d_functional.all_reduce_.default}
+_SAME_STORAGE = {WAIT, compat.functional.all_reduce_.default}
 
 
 @dataclass(frozen=True)

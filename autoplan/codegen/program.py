@@ -59,6 +59,7 @@ class LocalProgram:
         output_shapes: Global shape of each returned value.
         loss: Index of the scalar loss among the outputs, or None; every other output is detached by the graph.
         mesh: Devices.
+        tracked: Per output, whether it required grad before it was detached; none did where this is empty.
     """
 
     gm: fx.GraphModule
@@ -68,6 +69,7 @@ class LocalProgram:
     output_shapes: tuple[tuple[int, ...], ...]
     loss: int | None
     mesh: Mesh
+    tracked: tuple[bool, ...] = ()
 
     @property
     def values(self) -> tuple[torch.Tensor, ...]:

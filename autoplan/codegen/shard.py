@@ -216,7 +216,8 @@ class Emitter:
         gm = fx.GraphModule({}, self.out)
         shapes = tuple(graph.values[v].shape for v in graph.outputs)
         stored = tuple(self.plan.inputs[i.path] for i in graph.inputs)
-        return LocalProgram(gm, graph.inputs, stored, tuple(placements), shapes, graph.loss, self.mesh)
+        tracked = tuple(graph.values[v].requires_grad for v in graph.outputs)
+        return LocalProgram(gm, graph.inputs, stored, tuple(placements), shapes, graph.loss, self.mesh, tracked)
 
 
 def _returns_list(op: Op) -> bool:

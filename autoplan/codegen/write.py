@@ -12,7 +12,7 @@ from torch import fx
 from autoplan.codegen import compat, rng
 from autoplan.codegen.program import Note, value_of
 
-WAIT = torch.ops._c10d_functional.wait_tensor.default
+WAIT = compat.functional.wait_tensor.default
 
 
 class Writer:
@@ -138,6 +138,4 @@ def _sink_waits(graph: fx.Graph) -> None:
 def holds_input(node: fx.Node) -> bool:
     """Whether a node starts a collective that reads its input until it is waited for."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
-        return False
-    return target is not WAIT and target is not torch.ops._c10d_functional.all_reduce.default
+    return compat.is_collective(target) and target not in (WAIT, compat.functional.all_reduce.default)

@@ -24,10 +24,15 @@ __all__ = [
     "default_store",
     "device_type",
     "is_communication_error",
+    "is_persistent",
     "local_tensor",
+    "own_buffers",
+    "own_modules",
+    "own_parameters",
     "pytree",
     "storage_key",
     "strided_shard",
+    "version",
 ]
 
 
@@ -55,6 +60,31 @@ def local_tensor(x: Any) -> torch.Tensor:
     """The plain tensor inside a DTensor without an autograd node; ``to_local`` makes a view where grad is enabled."""
     inner: torch.Tensor = getattr(x, "_local_tensor", x)
     return inner
+
+
+def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """A module's own parameters, to change; public iterators leave out entries that are None."""
+    return module._parameters
+
+
+def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """A module's own buffers, likewise."""
+    return module._buffers
+
+
+def own_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """A module's children, likewise, and with those that stand there twice."""
+    return module._modules
+
+
+def is_persistent(module: torch.nn.Module, buffer: str) -> bool:
+    """Whether a buffer is part of the state dict, which nothing public says."""
+    return buffer not in module._non_persistent_buffers_set
+
+
+def version(x: torch.Tensor) -> int:
+    """How often a tensor was changed in place; autograd checks the same number, which has no public name."""
+    return int(x._version)
 
 
 def storage_key(x: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from autoplan.codegen.collectives import MeshContext
+from autoplan.codegen.compat import copy_style, is_collective
 from autoplan.runtime.compat import pytree
 
 
@@ -23,11 +24,11 @@ def load(gm: fx.GraphModule, context: MeshContext, device: torch.device) -> fx.G
     env: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(gm.graph, env)
     graph.output(result)
-    graph.set_codegen(gm.graph._codegen)
+    copy_style(gm.graph, graph)
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional":
+        if is_collective(node.target):
             node.args = tuple(context.groups.get(a, a) if isinstance(a, str) else a for a in node.args)
         node.args, node.kwargs = _on_device((node.args, dict(node.kwargs)), device)
     return fx.GraphModule(gm, graph)

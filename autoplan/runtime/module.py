@@ -62,7 +62,6 @@ class ParallelModule(nn.Module):
         super().__init__()
         at = at or RuntimeMesh.create(program.mesh)
         _check_outputs(out_spec, program)
-        object.__setattr__(self, "_original", model)
         self._at = at
         self._signature = signature
         self._out_spec = out_spec
@@ -74,6 +73,7 @@ class ParallelModule(nn.Module):
         self.training = model.training
         self._layout = _placements(program)
         _Builder(at, self._layout).fill(self, model, "")
+        object.__setattr__(self, "_original", model)  # only now: `__getattr__` looks there, and registering looks here
         self._extra = _unregistered(self, model, program, at)
         self.forward = _with_signature(self._run, model)
 
@@ -81,6 +81,12 @@ class ParallelModule(nn.Module):
     def layout(self) -> tuple[Mapping[str, Placement], RuntimeMesh]:
         """Placement of parameters and buffers by name, and the mesh that it refers to."""
         return self._layout, self._at
+
+    def train(self, mode: bool = True) -> ParallelModule:
+        """Sets the mode of the whole model; the other mode's program is emitted when it is first run."""
+        for part in self.modules():
+            part.training = mode
+        return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As the model's own, with DTensors or whole tensors; of those every rank takes its pieces."""
@@ -169,7 +175,8 @@ class ParallelModule(nn.Module):
         if path not in self._holders:
             module, _, name = path.rpartition(".")
             holder = self.get_submodule(module)
-            self._holders[path] = (holder._parameters if name in holder._parameters else holder._buffers, name)
+            parameters = compat.own_parameters(holder)
+            self._holders[path] = (parameters if name in parameters else compat.own_buffers(holder), name)
         tensors, name = self._holders[path]
         value: Tensor = tensors[name]
         return value
@@ -197,9 +204,15 @@ class ParallelModule(nn.Module):
             )
 
     def _present(self, outputs: list[Tensor], program: LocalProgram) -> list[Tensor]:
-        shapes = zip(outputs, program.output_shapes, program.outputs, strict=True)
-        loss = program.loss
-        return [x if i == loss else wrap(x.detach(), s, p, self._at) for i, (x, s, p) in enumerate(shapes)]
+        made = []
+        training = program.loss is not None and outputs[program.loss].requires_grad
+        tracked = program.tracked if training and program.tracked else (False,) * len(outputs)
+        for i, x in enumerate(outputs):
+            if i != program.loss:
+                x = _only_the_loss(x.detach()) if tracked[i] else x.detach()
+                x = wrap(x, program.output_shapes[i], program.outputs[i], self._at)
+            made.append(x)
+        return made
 
     def _idle(self, program: LocalProgram) -> Any:
         """A rank beyond the plan takes part in nothing: it gets nan as loss, which no parameter depends on."""
@@ -207,6 +220,54 @@ class ParallelModule(nn.Module):
         if program.loss is not None:
             nothing[program.loss] = torch.full((), float("nan"), requires_grad=torch.is_grad_enabled())
         return pytree.tree_unflatten(nothing, self._out_spec)
+
+
+class _OnlyTheLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        raise OptionError(
+            "gradients flow back through the loss only, which the plan was made for, not through other results: put "
+            "what is added to the loss into the model's forward or into loss_fn, or detach the result"
+        )
+
+
+def _only_the_loss(x: Tensor) -> Tensor:
+    """A result whose gradient is an error rather than silently left out."""
+    result: Tensor = _OnlyTheLoss.apply(x, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Part(nn.Module):
+    """Holds the parameters of a submodule. It is never called: the program of the whole model runs in its place."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.training = training
+
+    def train(self, mode: bool = True) -> _Part:
+        """Refuses a mode of its own; `ParallelModule.train` sets all modes."""
+        if mode != self.training:
+            raise OptionError(
+                "the mode of a submodule is part of the plan: set it before wrapping, or change that of the whole model"
+            )
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses to run."""
+        raise OptionError("a submodule of a parallel module cannot be called by itself: call the whole model")
+
+    def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        raise OptionError(
+            "hooks of submodules never run, since the program of the whole model runs in their place: register them on "
+            "the parallel module, or before wrapping"
+        )
+
+    register_forward_hook = register_forward_pre_hook = _no_hooks
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hooks
 
 
 class _Builder:
@@ -222,22 +283,21 @@ class _Builder:
     def fill(self, target: nn.Module, source: nn.Module, prefix: str) -> None:
         """Registers parameters, buffers and children of `source`, in its order."""
         self.modules[id(source)] = target
-        for name, p in list(source._parameters.items()):
+        for name, p in list(compat.own_parameters(source).items()):
             made = None if p is None else self._make(p, prefix + name)
             target.register_parameter(name, made)  # type: ignore[arg-type]
             if p is not None and made is not None:
-                source._parameters[name] = _released(p, made)
-        for name, b in list(source._buffers.items()):
+                compat.own_parameters(source)[name] = _released(p, made)
+        for name, b in list(compat.own_buffers(source).items()):
             made = None if b is None else self._make(b, prefix + name)
-            target.register_buffer(name, made, persistent=name not in source._non_persistent_buffers_set)
-        for name, child in source._modules.items():
+            target.register_buffer(name, made, persistent=compat.is_persistent(source, name))
+        for name, child in compat.own_modules(source).items():
             if child is None:
                 target.add_module(name, None)
                 continue
             known = self.modules.get(id(child))
             if known is None:
-                known = nn.Module()
-                known.training = child.training
+                known = _Part(child.training)
                 self.fill(known, child, f"{prefix}{name}.")
             target.add_module(name, known)
 

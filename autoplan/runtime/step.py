@@ -148,7 +148,7 @@ class _Like:
 
 def _versions(runner: Runner, held: list[Any]) -> list[int]:
     kinds = [runner.program.inputs[s.input].kind if s.input is not None else "" for s in runner.partitioned.saved]
-    return [x._version for x, kind in zip(held, kinds, strict=True) if kind == "parameter"]
+    return [compat.version(x) for x, kind in zip(held, kinds, strict=True) if kind == "parameter"]
 
 
 def _any_grad(tensors: list[Tensor]) -> bool:

@@ -43,12 +43,14 @@ def pins(kind: str, style: str, axes: int) -> dict[str, str]:
     return {**{f"*.{n}.weight": "S(0)" + rest for n in columns}, "*.o_proj.weight": "S(1)" + rest}
 
 
-def trained(model: torch.nn.Module, steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained(
+    model: torch.nn.Module, steps: int = STEPS, same: dict[str, torch.Tensor] | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of some AdamW steps, and all gradients of the first."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, first = [], {}
-    for i, batch in enumerate(batches(steps)):
-        loss = model(**batch).loss
+    for i, batch in enumerate(batches(steps) if same is None else [same] * steps):
+        loss = model(**batch)["loss"]
         loss.backward()
         if i == 0:
             first = whole_gradients(model)
@@ -386,3 +388,46 @@ def whole_states(rank: int) -> bool:
 
 def test_whole_state_dicts_copies_and_casts() -> None:
     assert run_ranks(2, whole_states, timeout_s=120) == [True, True]
+
+
+class Rooted(torch.nn.Module):
+    """Parameter and buffer on the model itself, an LSTM, and a result beside the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.position = torch.nn.Parameter(torch.randn(6, 8))
+        self.register_buffer("scale", torch.full((8,), 2.0))
+        self.lstm = torch.nn.LSTM(8, 8, batch_first=True)
+        self.drop = torch.nn.Dropout(0.0)
+        self.head = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.head(self.drop(self.lstm((x + self.position) * self.scale)[0]))
+        return {"loss": y.square().mean(), "y": y}
+
+
+def rooted(rank: int) -> None:
+    x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(2))
+    expected, first = trained(Rooted(), 3, {"x": x})
+    module = parallelize(Rooted(), {"x": x}, pins={"x": "S(0)"})
+    got, mine = trained(module, 3, {"x": x})
+    assert got == pytest.approx(expected, rel=TOLERANCE)
+    assert max(relative(mine[n], g) for n, g in first.items()) <= TOLERANCE
+    out = module(x=x)
+    with pytest.raises(OptionError, match="through the loss only"):
+        (out["loss"] + out["y"].to_local().mean()).backward()
+    with torch.no_grad():
+        assert not module(x=x)["y"].requires_grad
+    for call, said in (
+        (lambda: module.drop.eval(), "mode of a submodule"),
+        (lambda: module.head(x), "by itself"),
+        (lambda: module.head.register_forward_hook(print), "hooks of submodules"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            call()
+    assert not module.eval().drop.training and module.train().drop.training
+
+
+def test_parameters_of_the_model_itself_and_what_is_refused() -> None:
+    run_ranks(2, rooted, timeout_s=120)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +82,24 @@ def test_version_is_that_of_the_distribution() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{autoplan._FALLBACK_VERSION}"' in text
     assert autoplan.__version__ == autoplan._version()
+
+
+PRIVATE = re.compile(
+    r"torch\._\w|_c10d_functional|[\w)\]]\._(version|codegen|cdata|parameters|buffers|modules|local_tensor)\b"
+)
+
+
+def test_private_torch_interfaces_stay_in_compat_files() -> None:
+    """Attributes and modules of torch that are not public are named in `compat.py` files only, or on lines of prose."""
+    found = []
+    for path in sorted((ROOT / "autoplan").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        if path.name == "compat.py":
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute | ast.Import | ast.ImportFrom):
+                code = ast.unparse(node)
+                own = isinstance(node, ast.Attribute) and code.startswith("self.")
+                if PRIVATE.search(code) and not own and "__version__" not in code:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {code}")
+    assert not found, "\n".join(found)
