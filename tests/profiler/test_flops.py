@@ -139,6 +139,10 @@ def test_a_custom_op_is_counted_once_it_is_registered() -> None:
         return 2 * rows * rows * width
 
     assert work(graph) == (512, 1024)
+    with_exponentials = one_op("tests_flops.gaussian.default", [(8, 4)], (8, 8), grad="a")
+    register_flops("tests_flops::gaussian")(lambda v: Work(512, 1024, 64, 128))
+    assert counted(with_exponentials) == Work(512, 1024, 64, 128)
+    assert counted(one_op("tests_flops.gaussian.default", [(8, 4)], (8, 8))) == Work(512, 0, 64, 0)
     with pytest.raises(AutoplanError, match="already"):
         register_flops("tests_flops::pairs")(_pairs)
     with pytest.raises(OptionError, match="third"):

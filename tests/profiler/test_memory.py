@@ -22,7 +22,8 @@ BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "profi
 
 def follow(model: nn.Module, inputs: Any, **options: Any) -> Memory:
     traced = trace(model, inputs, as_is=True)
-    return memory(traced.graph, replay(traced.graph, in_place=traced.in_place), **options)
+    events = replay(traced.graph, in_place=traced.in_place)
+    return memory(traced.graph, events, idle_bytes=traced.idle_bytes, **options)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "none"])
@@ -127,8 +128,34 @@ def test_a_model_without_gradients_saves_nothing() -> None:
     assert use.peak("backward") <= use.peak("forward")
 
 
+def test_what_no_op_reads_occupies_memory_all_the_same() -> None:
+    model, batch = chain()
+    plain = follow(model, batch)
+    model.register_parameter("unused", nn.Parameter(torch.zeros(100)))
+    model.register_parameter("tied", model.unused)
+    model.register_buffer("table", torch.zeros(50))
+    more = follow(model, batch)
+    assert more.parameter_bytes - plain.parameter_bytes == 400
+    assert more.input_bytes - plain.input_bytes == 200
+    assert (more.gradient_bytes, more.optimizer_bytes) == (plain.gradient_bytes, plain.optimizer_bytes)
+    assert more.peak_bytes - plain.peak_bytes == 600
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    model, batch = chain()
+    model.lin.bias.requires_grad_(False)
+    use = follow(model.eval(), batch)
+    assert (use.parameter_bytes, use.gradient_bytes, use.optimizer_bytes) == (80, 64, 2 * 64 + 4)
+
+
+def test_an_input_that_no_op_reads_counts() -> None:
+    model = Lambda(lambda s, a, b: s.lin(a).sum())
+    use = follow(model, (torch.zeros(64, 4), torch.zeros(10)))
+    assert use.input_bytes == 64 * 4 * 4 + 40
+
+
 def test_without_events_only_what_is_static_counts() -> None:
     graph: OpGraph = trace(*chain()).graph
     assert memory(graph, StepEvents()).peak_bytes == 1024 + 80
-    profile = make_profile(graph, load_cluster("cpu-gloo"), events=replay(graph))
+    profile = make_profile(graph, load_cluster("cpu-gloo"), replay(graph))
     assert profile.timeline and profile.peak_bytes["step"] == max(m.total for m in profile.timeline)
