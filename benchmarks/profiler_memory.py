@@ -42,7 +42,6 @@ ONEDNN = {"aten::convolution", "aten::convolution_backward"}
 ONEDNN |= {"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}
 COLUMNS = ("forward", "backward", "step", "saved")
 SHOWN = {**{c: c for c in COLUMNS}, "whole": "step with scratch"}
-SMALL = ("gpt2", "llama", "bert", "transformer-encoder", "mlp")
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None] = {
     "adamw": torch.optim.AdamW,
     "sgd-momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
