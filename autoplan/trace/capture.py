@@ -134,7 +134,7 @@ def _idle_bytes(graph: OpGraph, model: nn.Module, unread: list[torch.Tensor]) ->
     read = {path for i in graph.inputs if i.kind != "input" for path in (i.path, *i.aliases)}
     parameters = [p for name, p in model.named_parameters() if name not in read]
     buffers = [b for name, b in model.named_buffers() if name not in read]
-    kinds = {"parameter": parameters, "buffer": buffers, "input": unread}
+    kinds: dict[str, list[torch.Tensor]] = {"parameter": [*parameters], "buffer": buffers, "input": unread}
     return {kind: tuple(t.numel() * t.element_size() for t in tensors) for kind, tensors in kinds.items() if tensors}
 
 

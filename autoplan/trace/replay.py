@@ -33,6 +33,7 @@ _SYMBOLS = {
     name: getattr(torch, name[6:])
     for name in ("torch.strided", "torch.contiguous_format", "torch.preserve_format", "torch.channels_last")
 }
+_DEVICE = torch.ops.prim.device.default
 
 
 def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
@@ -144,6 +145,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.live[tensor.untyped_storage()._cdata]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # asked for about as often as all ops together
+            return args[0].device
         kwargs = kwargs or {}
         if self.phase == "backward":
             if func is torch.ops.aten.add.Tensor and accumulates_in_place(args[0]):
