@@ -336,21 +336,25 @@ def clip() -> Made:
 
 
 class Recurrent(nn.Module):
-    """Two bidirectional GRU layers over embedded tokens, classified by their mean."""
+    """Two bidirectional layers over embedded tokens, classified by their mean."""
 
-    def __init__(self, width: int = 96) -> None:
+    def __init__(self, kind: type[nn.GRU | nn.LSTM], width: int = 96) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
-        self.gru = nn.GRU(width, width, num_layers=2, bidirectional=True, batch_first=True)
+        self.layers = kind(width, width, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(2 * width, 10)
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        hidden, _ = self.gru(self.embed(ids))
+        hidden, _ = self.layers(self.embed(ids))
         return F.cross_entropy(self.head(hidden.mean(dim=1)), labels)
 
 
 def gru() -> Made:
-    return Recurrent().train(), (_ids(32, 16), torch.arange(16) % 10)
+    return Recurrent(nn.GRU).train(), (_ids(32, 16), torch.arange(16) % 10)
+
+
+def lstm_both() -> Made:
+    return Recurrent(nn.LSTM).train(), (_ids(32, 16), torch.arange(16) % 10)
 
 
 class Mixer(nn.Module):
@@ -379,5 +383,6 @@ def mixer() -> Made:
 
 
 HELD_OUT: dict[str, Callable[[], Made]] = {
-    "distilbert": distilbert, "albert": albert, "mobilenet": mobilenet, "clip": clip, "gru": gru, "mixer": mixer,
+    "distilbert": distilbert, "albert": albert, "mobilenet": mobilenet, "clip": clip, "gru": gru,
+    "lstm-both-ways": lstm_both, "mixer": mixer,
 }  # fmt: skip
