@@ -83,7 +83,7 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
 
 
 class Peak(NamedTuple):
-    """Bytes above the start: peak, with and without what is there only within one call of oneDNN; the end; the result."""
+    """Bytes above the start: peak, without and with what is there within a call of oneDNN only; the end; the result."""
 
     most: int
     whole: int

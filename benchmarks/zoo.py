@@ -2,7 +2,8 @@
 
 `ZOO` maps a name to a function that builds a model in training mode and the inputs of one step, a dict of keyword
 arguments or a tuple. Every model returns its loss: as ``.loss``, as the first of its results, or as its only one;
-`loss_of` picks it. `HELD_OUT` has more of the same, which no rule of the profiler was looked at on. The transformers models are unmodified, built from small configs.
+`loss_of` picks it. The transformers models are unmodified, built from small configs. `HELD_OUT` has more of the same,
+which no rule of the profiler was looked at on.
 """
 
 from __future__ import annotations

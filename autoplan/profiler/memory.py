@@ -152,17 +152,19 @@ _STEP_BYTES = 4
 def _update(trained: Mapping[str, int], optimizer: str, foreach: bool) -> Iterator[tuple[str, int]]:
     """Path of each parameter and the temporaries of its update.
 
-    AdamW (torch/optim/adam.py) holds a denominator, one after the other ``sqrt()`` and its quotient: two tensors of the
-    parameter's size. With foreach the square roots of all parameters are there at once, and worked on in place. SGD
+    AdamW (torch/optim/adam.py, `_single_tensor_adam`) makes a denominator, ``sqrt()`` and then its quotient: two tensors
+    of the parameter's size, while the denominator of the parameter before is still in its variable. With foreach the square roots of all parameters are there at once, and worked on in place. SGD
     works in place.
     """
     if optimizer == "none":
         return
+    before = 0
     for path, nbytes in trained.items():
         if optimizer == "adamw":
-            yield path, sum(trained.values()) if foreach else 2 * nbytes
+            yield path, sum(trained.values()) if foreach else before + 2 * nbytes
         else:
             yield path, 0
+        before = nbytes
 
 
 class _Live:

@@ -97,6 +97,20 @@ def test_foreach_holds_all_denominators_at_once() -> None:
     assert many.peak("step") - one.peak("step") == 20 * 4 - 2 * 16 * 4
 
 
+def test_an_update_begins_while_the_denominator_before_is_held() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.a * self.b).sum()
+
+    use = follow(Two(), (torch.zeros(1000),))
+    updates = [m.temporaries for m in use.timeline if m.phase == "step"]
+    assert updates == [2 * 4000, 3 * 4000]
+
+
 def test_rounding_is_stated_apart() -> None:
     exact, rounded = follow(*gpt2()), follow(*gpt2(), granularity_bytes=512)
     assert exact.timeline == rounded.timeline
