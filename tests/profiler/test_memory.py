@@ -117,6 +117,27 @@ def test_rounding_is_stated_apart() -> None:
     assert exact.rounding_bytes == 0 < rounded.rounding_bytes < 0.1 * rounded.peak_bytes
 
 
+def test_arguments_of_a_module_live_until_it_returns() -> None:
+    class Grow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x.neg(), x.neg(), x.neg()])
+
+    class Outer(nn.Module):
+        def __init__(self, inside: bool) -> None:
+            super().__init__()
+            self.grow, self.inside = Grow(), inside
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            return (self.grow(y) if self.inside else self.grow.forward(y)).sum()
+
+    one = 4000
+    x = torch.zeros(1000)
+    inside, plain = (follow(Outer(k), (x,)).peak("forward") for k in (True, False))
+    assert inside == one + one + 3 * one + 3 * one  # x; y, which the caller holds; the parts; the whole
+    assert inside - plain == one
+
+
 def test_in_place_ops_share_memory() -> None:
     def forward(s: Any, a: torch.Tensor, in_place: bool) -> torch.Tensor:
         y = s.lin(a)
