@@ -152,9 +152,9 @@ _STEP_BYTES = 4
 def _update(trained: Mapping[str, int], optimizer: str, foreach: bool) -> Iterator[tuple[str, int]]:
     """Path of each parameter and the temporaries of its update.
 
-    AdamW (torch/optim/adam.py, `_single_tensor_adam`) makes a denominator, ``sqrt()`` and then its quotient: two tensors
-    of the parameter's size, while the denominator of the parameter before is still in its variable. With foreach the square roots of all parameters are there at once, and worked on in place. SGD
-    works in place.
+    AdamW (torch/optim/adam.py, `_single_tensor_adam`) makes a denominator, ``sqrt()`` and then its quotient: two
+    tensors of the parameter's size, while the denominator of the parameter before is still in its variable. With
+    foreach the square roots of all parameters are there at once, and worked on in place. SGD works in place.
     """
     if optimizer == "none":
         return
