@@ -6,7 +6,7 @@ FOLDER (or the variable AUTOPLAN_PUBLISHED_DATA) holds `megatron_sc21_table1.csv
 SC'21, table 1) and `megatron_core_h100.csv` (nine rows, H100; README of Megatron-Core). They are not part of
 the project.
 
-One GPT layer and the loss, at the width of one tensor-parallel rank, are traced and priced by the profiler's cost table;
+One GPT layer and the loss, at the width of one tensor-parallel rank, are traced and priced by the cost table;
 collectives by `autoplan.hardware`. With m microbatches, p stages of v chunks, t ways of tensor parallelism::
 
     step = m · T + (p − 1)/v · S + gradient reduction + optimizer                                               (1)

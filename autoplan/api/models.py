@@ -49,7 +49,9 @@ def load_model(spec: str, *, batch: int | None = None, seq: int | None = None) -
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         raise OptionError(f"{spec} raised {type(e).__name__}: {e} ({place} `{frame.line}`)") from e
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise OptionError(f"{spec} must return (model, example_inputs), but returned {type(made).__name__}")
+        kinds = ", ".join(type(x).__name__ for x in made) if isinstance(made, tuple) else type(made).__name__
+        got = f"({kinds})" if isinstance(made, tuple) else kinds
+        raise OptionError(f"{spec} must return (model, example_inputs), a module and its batch, but returned {got}")
     return made[0], made[1]
 
 

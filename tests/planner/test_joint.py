@@ -194,7 +194,7 @@ def test_heads_of_a_fused_projection_are_sharded() -> None:
 def test_tight_memory_shards_parameters_and_gathers_them_where_used() -> None:
     graph = transformer_graph("gpt2", 2)
     found = Search(graph, load_cluster("a100-8x", devices=4), PlanOptions(mesh=Mesh((4,))))
-    least = found.smallest()[0]
+    least = found.spread(2)[0]
     made = assemble(found, least, cap_bytes=10**15)
     stored = {k: p for k, p in made.inputs.items() if k.endswith("weight")}
     assert all(isinstance(p[0], Shard) for p in stored.values())
