@@ -38,7 +38,7 @@ def test_peaks_are_those_of_the_allocator(name: str, optimizer: str) -> None:
 def test_small_form_of_the_benchmark(name: str) -> None:
     row = BENCHMARK["measure_row"](name)
     for column in BENCHMARK["COLUMNS"]:
-        assert abs(row.error(column)) < 0.05, (column, row)
+        assert abs(row.error(column)) < 0.02, (column, row)
     assert row.error("saved") == pytest.approx(0, abs=0.005)
     assert name in BENCHMARK["table"]([row])
 
