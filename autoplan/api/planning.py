@@ -260,5 +260,6 @@ def profile(
     events = replay(traced.graph, in_place=traced.in_place)
     where = load_cluster(cluster or DEFAULT_CLUSTER)
     return make_profile(
-        traced.graph, where, optimizer=optimizer, events=events, notes=traced.notes, causal_flops=causal_flops
-    )
+        traced.graph, where, events, idle_bytes=traced.idle_bytes, optimizer=optimizer, notes=traced.notes,
+        causal_flops=causal_flops,
+    )  # fmt: skip

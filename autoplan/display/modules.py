@@ -24,6 +24,8 @@ class Branch:
         forward_s: Seconds forward.
         backward_s: Seconds backward.
         saved_bytes: Bytes kept for backward.
+        forward_bytes: Bytes read and written forward.
+        backward_bytes: Likewise backward.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Branch:
     forward_s: float = 0.0
     backward_s: float = 0.0
     saved_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
 
     def add(self, n: OpCost) -> None:
         """Counts an op."""
@@ -43,6 +47,8 @@ class Branch:
         self.forward_s += n.forward_s
         self.backward_s += n.backward_s
         self.saved_bytes += n.saved_bytes
+        self.forward_bytes += n.forward_bytes
+        self.backward_bytes += n.backward_bytes
 
 
 def module_tree(nodes: Sequence[OpCost]) -> Branch:

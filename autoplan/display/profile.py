@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -14,7 +15,7 @@ from autoplan.display.timeline import sparkline, timeline_svg
 from autoplan.ir.units import format_bytes, format_flops, format_percent, format_seconds
 from autoplan.profiler import Group, Profile
 
-_COLUMNS = (">ops", ">forward", ">backward", ">time", ">of step", ">saved", ">count")
+_COLUMNS = (">ops", ">forward", ">backward", ">bytes", ">time", ">of step", ">saved", ">count")
 
 
 def profile_tables(profile: Profile, *, depth: int | None = None, top: int = 10) -> list[RenderableType]:
@@ -46,7 +47,23 @@ def profile_grids(profile: Profile, *, depth: int | None = None, top: int = 10) 
     slow = sorted(profile.nodes, key=lambda n: -n.seconds)[:top]
     share = profile.step_time_s or 1.0
     grids = [
-        Grid(f"Profile of {profile.model}", ("", ""), tuple(_summary(profile)), note="\n".join(profile.notes)),
+        Grid(f"Profile of {profile.model}", ("", ""), tuple(_summary(profile)), note="\n".join(_notes(profile))),
+        Grid(
+            "Phases",
+            ("phase", ">flops", ">read", ">written", ">time", ">of step", ">peak memory"),
+            tuple(
+                (
+                    p.name,
+                    format_flops(p.flops),
+                    format_bytes(p.read_bytes),
+                    format_bytes(p.written_bytes),
+                    format_seconds(p.seconds),
+                    format_percent(p.seconds / share),
+                    format_bytes(p.peak_bytes),
+                )
+                for p in profile.by_phase()
+            ),
+        ),
         Grid(
             "Modules",
             ("module", *_COLUMNS),
@@ -91,8 +108,7 @@ def _depth(profile: Profile) -> int:
 
 
 def _branch_row(b: Branch, profile: Profile) -> tuple[str, ...]:
-    group = Group(b.name, b.count, b.forward_flops, b.backward_flops, b.forward_s, b.backward_s, b.saved_bytes)
-    return _row(group, profile)
+    return _row(Group(b.name, **{f.name: getattr(b, f.name) for f in dataclasses.fields(Group)[1:]}), profile)
 
 
 def _row(g: Group, profile: Profile) -> tuple[str, ...]:
@@ -102,6 +118,7 @@ def _row(g: Group, profile: Profile) -> tuple[str, ...]:
         str(g.count),
         format_flops(g.forward_flops),
         format_flops(g.backward_flops),
+        format_bytes(g.forward_bytes + g.backward_bytes),
         format_seconds(seconds),
         format_percent(share),
         format_bytes(g.saved_bytes),
@@ -121,6 +138,13 @@ def _summary(profile: Profile) -> Iterable[tuple[str, str]]:
     yield "saved activations", format_bytes(profile.saved_activation_bytes)
     peaks = [f"{name} {format_bytes(n)}" for name, n in profile.peak_bytes.items()]
     yield "peak memory", ", ".join(peaks) + f"; the device has {format_bytes(profile.memory_bytes)}"
+
+
+def _notes(profile: Profile) -> Iterator[str]:
+    yield from profile.notes
+    if profile.uncounted_scratch:
+        found = ", ".join(f"{n} {name}" for name, n in profile.uncounted_scratch.items())
+        yield f"peak memory leaves out the scratch memory that these kernels take: {found}"
 
 
 def _parts(profile: Profile) -> dict[str, float]:

@@ -15,7 +15,7 @@ from autoplan.profiler.flops import (
 )
 from autoplan.profiler.layout import Layout, layouts
 from autoplan.profiler.memory import Memory, Moment, memory
-from autoplan.profiler.profile import Group, Profile, make_profile, update_s
+from autoplan.profiler.profile import Group, Phase, Profile, make_profile, update_s
 
 __all__ = [
     "CostTable",
@@ -24,6 +24,7 @@ __all__ = [
     "Memory",
     "Moment",
     "OpCost",
+    "Phase",
     "Profile",
     "UnknownOp",
     "Work",

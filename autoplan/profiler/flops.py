@@ -74,6 +74,9 @@ def work(op: Op, graph: OpGraph, *, causal: Causal = "full") -> Work | None:
     if is_free(op, graph):
         return Work()
     v, name = OpView.of(op, graph), rule_name(op)
+    if name in _REGISTERED:
+        found = _REGISTERED[name](v)
+        return found if needs_backward(op, graph) else Work(found.forward_flops, 0, found.forward_elementwise, 0)
     flops = _attention(v, causal) if name in _CAUSAL_ARGUMENT else None
     if flops is None and (fn := _products(name)) is not None:
         flops = fn(v)
@@ -123,14 +126,15 @@ def dtype_of(op: Op, graph: OpGraph) -> str:
     return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
-FlopsFn = Callable[[OpView], int | Flops]
-_REGISTERED: dict[str, Callable[[OpView], Flops]] = {}
+FlopsFn = Callable[[OpView], int | Flops | Work]
+_REGISTERED: dict[str, Callable[[OpView], Work]] = {}
 
 
 def register_flops(*names: str) -> Callable[[FlopsFn], FlopsFn]:
     """Says what a custom op computes: decorates a function of an `OpView` (the specs of what an op reads and writes).
 
-    The function returns the flops forward, whose double is then taken for backward, or a pair (forward, backward).
+    The function returns the flops forward, whose double is then taken for backward, or a pair (forward, backward), or
+    a `Work`, which has elementwise operations too.
 
     Args:
         names: ``library::name`` each, as in ``torch.library.custom_op``.
@@ -147,21 +151,23 @@ def register_flops(*names: str) -> Callable[[FlopsFn], FlopsFn]:
 
     def add(fn: FlopsFn) -> FlopsFn:
         for name in names:
-            if _products(name) is not None:
+            if name in _REGISTERED or _products(name) is not None:
                 raise AutoplanError(f"the flops of {name!r} are counted already")
 
-            def both(v: OpView, fn: FlopsFn = fn) -> Flops:
+            def whole(v: OpView, fn: FlopsFn = fn) -> Work:
                 found = fn(v)
-                return found if isinstance(found, tuple) else (found, 2 * found)
+                if isinstance(found, Work):
+                    return found
+                return Work(*found) if isinstance(found, tuple) else Work(found, 2 * found)
 
-            _REGISTERED[name] = both
+            _REGISTERED[name] = whole
         return fn
 
     return add
 
 
 def _products(name: str) -> Callable[[OpView], Flops] | None:
-    return _REGISTERED.get(name) or _PRODUCTS.get(name) or _PRODUCTS.get(name.removesuffix("_"))
+    return _PRODUCTS.get(name) or _PRODUCTS.get(name.removesuffix("_"))
 
 
 def _grads(v: OpView, *operands: int | None) -> int:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from autoplan.ir import OpGraph, StepEvents, StorageEvent
@@ -67,7 +68,7 @@ class Memory:
     """Memory of a step.
 
     Attributes:
-        parameter_bytes: Parameters, ties counted once.
+        parameter_bytes: Parameters, ties counted once, frozen ones and those that no op reads included.
         gradient_bytes: Gradients of those that are trained.
         optimizer_bytes: Optimizer state.
         input_bytes: Buffers and the batch.
@@ -97,19 +98,29 @@ class Memory:
 
 
 def memory(
-    graph: OpGraph, events: StepEvents, *, optimizer: str = "adamw", granularity_bytes: int = 1, foreach: bool = False
+    graph: OpGraph,
+    events: StepEvents,
+    *,
+    idle_bytes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    optimizer: str = "adamw",
+    granularity_bytes: int = 1,
+    foreach: bool = False,
 ) -> Memory:
     """Follows the memory of a step, equation (1).
 
     Args:
         graph: Forward graph.
         events: Forward and backward of it.
+        idle_bytes: Sizes of parameters, buffers and inputs that the graph does not read, by `GraphInput.kind`. They
+            get no gradient, and so no optimizer state.
         optimizer: Name in `autoplan.ir.plan.OPTIMIZERS`.
         granularity_bytes: The allocator rounds storages up to multiples of this.
         foreach: Whether the optimizer updates all parameters at once, as torch does on CUDA, or one after the other,
             as it does on CPUs.
     """
-    given = {kind: [graph.values[i.value].nbytes for i in graph.inputs if i.kind == kind] for kind in _KINDS}
+    given = {kind: [*idle_bytes.get(kind, ())] for kind in _KINDS}
+    for i in graph.inputs:
+        given[i.kind].append(graph.values[i.value].nbytes)
     trained = {graph.input_of[v].path: graph.values[v].nbytes for v in events.trained}
     states = OPTIMIZERS[optimizer]
     steps = _STEP_BYTES * len(trained) if optimizer == "adamw" else 0
@@ -132,6 +143,7 @@ def memory(
     )  # fmt: skip
 
 
+TIMELINE_PHASES = ("forward", "backward", "step")
 _KINDS = ("parameter", "buffer", "input")
 _STEP_BYTES = 4
 """AdamW counts its steps in one float32 number per parameter."""
@@ -140,17 +152,19 @@ _STEP_BYTES = 4
 def _update(trained: Mapping[str, int], optimizer: str, foreach: bool) -> Iterator[tuple[str, int]]:
     """Path of each parameter and the temporaries of its update.
 
-    AdamW (torch/optim/adam.py) holds a denominator, one after the other ``sqrt()`` and its quotient: two tensors of the
-    parameter's size. With foreach the square roots of all parameters are there at once, and worked on in place. SGD
-    works in place.
+    AdamW (torch/optim/adam.py, `_single_tensor_adam`) makes a denominator, ``sqrt()`` and then its quotient: two
+    tensors of the parameter's size, while the denominator of the parameter before is still in its variable. With
+    foreach the square roots of all parameters are there at once, and worked on in place. SGD works in place.
     """
     if optimizer == "none":
         return
+    before = 0
     for path, nbytes in trained.items():
         if optimizer == "adamw":
-            yield path, sum(trained.values()) if foreach else 2 * nbytes
+            yield path, sum(trained.values()) if foreach else before + 2 * nbytes
         else:
             yield path, 0
+        before = nbytes
 
 
 class _Live:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from autoplan.errors import AutoplanError
@@ -16,13 +18,16 @@ from autoplan.ir.plan import OPTIMIZERS
 from autoplan.profiler.cost import OpCost, UnknownOp, cost_table
 from autoplan.profiler.events import chrome_trace
 from autoplan.profiler.flops import Causal
-from autoplan.profiler.memory import Moment, memory
+from autoplan.profiler.memory import TIMELINE_PHASES, Moment, memory
 from autoplan.rules import FactorTable
 
-FORMAT = 3
-NO_EVENTS = StepEvents()
+FORMAT = 4
 CACHING_BLOCK_BYTES = 512
 """Block of torch's caching allocator on accelerators; where that allocates, torch's optimizers default to foreach."""
+_CONVOLUTIONS = (*(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)), "convolution", "_convolution")
+_OWN_SCRATCH = frozenset({*_CONVOLUTIONS, "lstm"})
+"""Ops whose kernels take scratch memory in sizes that only the kernel library knows: oneDNN and cuDNN choose a layout
+and an algorithm by shape and processor, and lay operands and results out anew for it."""
 _TABLES: dict[str, type[OpCost] | type[Moment]] = {"nodes": OpCost, "timeline": Moment}
 """Fields that are lists of records: in JSON, their columns are named once."""
 
@@ -39,6 +44,8 @@ class Group:
         forward_s: Seconds forward.
         backward_s: Seconds backward.
         saved_bytes: Bytes kept for backward.
+        forward_bytes: Bytes read and written forward.
+        backward_bytes: Likewise backward.
     """
 
     name: str
@@ -48,6 +55,29 @@ class Group:
     forward_s: float
     backward_s: float
     saved_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of the three phases of a step.
+
+    Attributes:
+        name: ``forward``, ``backward`` or ``optimizer``.
+        flops: Flops of tensor products.
+        read_bytes: Bytes read.
+        written_bytes: Bytes written.
+        seconds: Seconds.
+        peak_bytes: Most memory while it runs, 0 where it does nothing.
+    """
+
+    name: str
+    flops: int
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +90,7 @@ class Profile:
         device: Name of its device.
         forward_flops: Flops of tensor products forward (a multiply-add counts 2).
         backward_flops: Likewise backward.
-        parameter_bytes: Parameters, ties once.
+        parameter_bytes: Parameters, ties once, frozen ones and those that no op reads included.
         gradient_bytes: Gradients.
         optimizer_bytes: Optimizer state.
         input_bytes: Buffers and the batch.
@@ -71,6 +101,8 @@ class Profile:
         memory_bytes: What tensors can use on the device.
         nodes: Cost of every op.
         unknown_ops: Ops whose flops are not known, counted as 0, by target, with count and shares.
+        uncounted_scratch: Ops whose kernels take scratch memory that the peaks leave out, since it depends on the
+            kernel library: name -> count.
         notes: What a reader should know.
         timeline: What is alive, moment after moment; its maxima per phase are `peak_bytes`.
         allocator_bytes: What the device's allocator adds to the peak of the step by rounding sizes up.
@@ -94,6 +126,7 @@ class Profile:
     memory_bytes: int
     nodes: tuple[OpCost, ...]
     unknown_ops: Mapping[str, UnknownOp] = field(default_factory=dict)
+    uncounted_scratch: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[Moment, ...] = ()
     allocator_bytes: int = 0
@@ -111,6 +144,31 @@ class Profile:
     def by_op(self) -> tuple[Group, ...]:
         """Sums per op name, slowest first."""
         return tuple(sorted(_groups(self.nodes, lambda n: n.op), key=lambda g: -(g.forward_s + g.backward_s)))
+
+    def by_phase(self) -> tuple[Phase, ...]:
+        """Forward, backward and the optimizer's update, which reads and writes what is trained and its state."""
+        peaks = {p: max((m.total for m in self.timeline if m.phase == p), default=0) for p in TIMELINE_PHASES}
+        kept = self.gradient_bytes + self.optimizer_bytes if self.optimizer_s else 0
+        read = kept + self.gradient_bytes if self.optimizer_s else 0
+        return (
+            Phase(
+                "forward",
+                self.forward_flops,
+                sum(n.forward_read_bytes for n in self.nodes),
+                sum(n.forward_written_bytes for n in self.nodes),
+                sum(n.forward_s for n in self.nodes),
+                peaks["forward"],
+            ),
+            Phase(
+                "backward",
+                self.backward_flops,
+                sum(n.backward_read_bytes for n in self.nodes),
+                sum(n.backward_written_bytes for n in self.nodes),
+                sum(n.backward_s for n in self.nodes),
+                peaks["backward"],
+            ),
+            Phase("optimizer", 0, read, kept, self.optimizer_s, peaks["step"]),
+        )
 
     def to_csv(self) -> str:
         """All nodes as CSV: a header, then one line per op in program order."""
@@ -181,9 +239,10 @@ class Profile:
 def make_profile(
     graph: OpGraph,
     cluster: ClusterSpec,
+    events: StepEvents,
     *,
+    idle_bytes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     optimizer: str = "adamw",
-    events: StepEvents = NO_EVENTS,
     notes: Iterable[str] = (),
     rules: FactorTable | None = None,
     causal_flops: Causal = "full",
@@ -193,8 +252,9 @@ def make_profile(
     Args:
         graph: Forward graph.
         cluster: Hardware.
+        events: Forward and backward of the step in memory.
+        idle_bytes: Sizes of parameters, buffers and inputs that the graph does not read, by `GraphInput.kind`.
         optimizer: Name in `autoplan.ir.plan.OPTIMIZERS`.
-        events: Memory events of the step; without them the profile shows only what is there all the time.
         notes: Passed on to the reader.
         rules: Analysed factors, where they are at hand.
         causal_flops: Whether causal attention counts in full or by half.
@@ -202,7 +262,7 @@ def make_profile(
     table = cost_table(graph, cluster, rules=rules, causal=causal_flops)
     device = cluster.device
     use = memory(
-        graph, events, optimizer=optimizer, granularity_bytes=device.allocator_granularity_bytes,
+        graph, events, idle_bytes=idle_bytes, optimizer=optimizer, granularity_bytes=device.allocator_granularity_bytes,
         foreach=device.allocator_granularity_bytes >= CACHING_BLOCK_BYTES,
     )  # fmt: skip
     optimizer_s = update_s(graph, cluster.device, optimizer)
@@ -224,6 +284,7 @@ def make_profile(
         memory_bytes=cluster.device.usable_bytes,
         nodes=nodes,
         unknown_ops=table.unknown_ops,
+        uncounted_scratch=dict(Counter(op.name for op in graph.ops if op.name in _OWN_SCRATCH)),
         notes=tuple(notes),
         timeline=use.timeline,
         allocator_bytes=use.rounding_bytes,
@@ -258,6 +319,8 @@ def _groups(nodes: Iterable[OpCost], name: Callable[[OpCost], str]) -> tuple[Gro
             sum(n.forward_s for n in ns),
             sum(n.backward_s for n in ns),
             sum(n.saved_bytes for n in ns),
+            sum(n.forward_bytes for n in ns),
+            sum(n.backward_bytes for n in ns),
         )
         for key, ns in found.items()
     )

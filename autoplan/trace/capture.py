@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class TracedModel:
         training: Whether the model was in training mode.
         notes: What a reader should know of how it was traced.
         in_place: Keys of the ops that the model executes in place; in the graph they make new values.
+        idle_bytes: Sizes of the parameters, buffers and inputs that the graph does not read, by
+            `GraphInput.kind`: they occupy memory all the same.
     """
 
     graph: OpGraph
@@ -56,6 +58,7 @@ class TracedModel:
     training: bool
     notes: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
+    idle_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def parameter(self, path: str) -> torch.Tensor:
         """The user's parameter or buffer behind a graph input."""
@@ -120,7 +123,19 @@ def trace(
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
     notes = tuple(n for n in (note, fallen_back) if n)
-    return TracedModel(graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place)
+    unread = [x for x, path in zip(leaves, paths, strict=True) if path is None and isinstance(x, torch.Tensor)]
+    return TracedModel(
+        graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place,
+        _idle_bytes(graph, model, unread),
+    )  # fmt: skip
+
+
+def _idle_bytes(graph: OpGraph, model: nn.Module, unread: list[torch.Tensor]) -> Mapping[str, tuple[int, ...]]:
+    read = {path for i in graph.inputs if i.kind != "input" for path in (i.path, *i.aliases)}
+    parameters = [p for name, p in model.named_parameters() if name not in read]
+    buffers = [b for name, b in model.named_buffers() if name not in read]
+    kinds: dict[str, list[torch.Tensor]] = {"parameter": [*parameters], "buffer": buffers, "input": unread}
+    return {kind: tuple(t.numel() * t.element_size() for t in tensors) for kind, tensors in kinds.items() if tensors}
 
 
 class _WithLoss(nn.Module):

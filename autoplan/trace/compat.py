@@ -17,13 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def node_sequence() -> int:
     """Number that the next autograd node gets.
 
-    Private because torch numbers nodes for its profiler only; making a node is the way to learn the number.
+    Private because torch numbers nodes for its profiler only.
     """
-    with torch.enable_grad():
-        made = torch.empty(0, requires_grad=True).view(0)
-    assert made.grad_fn is not None
-    number: int = made.grad_fn._sequence_nr()
-    return number + 1
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
 
 
 def autograd_sequence() -> int | None:

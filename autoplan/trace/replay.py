@@ -5,15 +5,15 @@ a dtype and a storage, but no memory. So what an op saves, which gradients are n
 one under another name, and when each storage is let go, are torch's own rules, for every op that torch knows. Scratch
 memory that kernels take for themselves does not pass the dispatcher and is not counted, but for `workspace`.
 
-Values die at their last use, as names in eager code do when they are assigned again; results of the model other than
-the loss die when forward returns.
+Values die at their last use, as names in eager code do when they are assigned again, but arguments of a module not
+before it returns: Python's frames hold them. Results of the model other than the loss die when forward returns.
 """
 
 from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ _SYMBOLS = {
     name: getattr(torch, name[6:])
     for name in ("torch.strided", "torch.contiguous_format", "torch.preserve_format", "torch.channels_last")
 }
+_DEVICE = torch.ops.prim.device.default
 
 
 def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
@@ -80,15 +81,35 @@ def _forward(graph: OpGraph, env: dict[str, torch.Tensor], recorder: _Recorder, 
 
 
 def _last_uses(graph: OpGraph) -> Mapping[str, list[str]]:
-    """Op -> values whose last use it is; what is given and what is returned stays."""
-    last: dict[str, str] = {}
-    for op in graph.ops:
-        last.update({v: op.key for v in (*op.outputs, *op.inputs) if v not in graph.input_of})
+    """Op -> values that die after it; what is given and what is returned stays."""
+    makers: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, op in enumerate(graph.ops):
+        makers.update(dict.fromkeys(op.outputs, i))
+        last.update(dict.fromkeys((v for v in (*op.outputs, *op.inputs) if v not in graph.input_of), i))
+    paths = [op.module.split(".") if op.module else [] for op in graph.ops]
+    ends = _call_ends(paths)
     out: dict[str, list[str]] = {}
-    for value, key in last.items():
+    for value, i in last.items():
         if value not in graph.outputs:
-            out.setdefault(key, []).append(value)
+            shared = _common(paths[makers[value]], paths[i])
+            held = ends[i][shared] if shared < len(paths[i]) else i  # an argument of the module one level down
+            out.setdefault(graph.ops[held].key, []).append(value)
     return out
+
+
+def _call_ends(paths: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Per op and part of its module's path, the last op of the run of ops inside that module."""
+    ends: list[list[int]] = []
+    for i in reversed(range(len(paths))):
+        same = _common(paths[i], paths[i + 1]) if ends else 0
+        ends.append([ends[-1][d] if d < same else i for d in range(len(paths[i]))])
+    return ends[::-1]
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many leading parts two paths share."""
+    return next((d for d, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _run(op: Op, env: Mapping[str, torch.Tensor], in_place: bool) -> list[torch.Tensor]:
@@ -144,6 +165,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.live[tensor.untyped_storage()._cdata]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # asked for about as often as all ops together
+            return args[0].device
         kwargs = kwargs or {}
         if self.phase == "backward":
             if func is torch.ops.aten.add.Tensor and accumulates_in_place(args[0]):

@@ -76,6 +76,7 @@ def make_profile() -> Profile:
         memory_bytes=80 * 10**9,
         nodes=nodes,
         unknown_ops={"mylib.magic.default": UnknownOp(2, 0.25, 0.5)},
+        uncounted_scratch={"conv2d": 2},
         notes=("attention was traced with an explicit mask",),
         timeline=(
             Moment("forward", "h.0.mlp:aten.linear#0", 10**6, 0, 2 * 10**6, 10, 4096, 100),
@@ -179,11 +180,13 @@ def test_compare_shows_what_changes_and_nothing_else() -> None:
 
 def test_profile_tables_collapse_equal_layers() -> None:
     out = text(profile_tables(make_profile()))
-    assert "└─ {0-2} 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
-    assert "└─ mlp 1 1 GFLOP 2 GFLOP 3 ms 30.0 % 4.1 kB 3" in out
+    assert "└─ {0-2} 1 1 GFLOP 2 GFLOP 300 B 3 ms 30.0 % 4.1 kB 3" in out
+    assert "└─ mlp 1 1 GFLOP 2 GFLOP 300 B 3 ms 30.0 % 4.1 kB 3" in out
     assert "mylib.magic.default 2 25.0 % 50.0 %" in out
     assert "Memory over the step, peak 5 MB" in out and "█" in out
     assert "explicit mask" in out
+    assert "scratch memory that these kernels take: 2 conv2d" in out
+    assert "backward 6 GFLOP 360 B 240 B 6 ms 60.0 % 5 MB" in out
     assert "mlp" not in text(profile_tables(make_profile(), depth=1, top=0))
     assert "Slowest 2 of 3 ops" in text(profile_tables(make_profile(), top=2))
     html = make_profile()._repr_html_()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from autoplan.profiler import Work, backward_flops, dtype_of, forward_flops, ope
 from autoplan.rules import OpView
 from autoplan.trace import trace
 from tests.profiler.models import MODELS, one_op
+
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "profiler_flops.py"))
 
 
 def work(graph: OpGraph) -> tuple[int, int]:
@@ -139,6 +143,10 @@ def test_a_custom_op_is_counted_once_it_is_registered() -> None:
         return 2 * rows * rows * width
 
     assert work(graph) == (512, 1024)
+    with_exponentials = one_op("tests_flops.gaussian.default", [(8, 4)], (8, 8), grad="a")
+    register_flops("tests_flops::gaussian")(lambda v: Work(512, 1024, 64, 128))
+    assert counted(with_exponentials) == Work(512, 1024, 64, 128)
+    assert counted(one_op("tests_flops.gaussian.default", [(8, 4)], (8, 8))) == Work(512, 0, 64, 0)
     with pytest.raises(AutoplanError, match="already"):
         register_flops("tests_flops::pairs")(_pairs)
     with pytest.raises(OptionError, match="third"):
@@ -172,6 +180,16 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
         loss.backward()
     assert sum(forward_flops(op, graph) for op in graph.ops) == counted_forward.get_total_flops()
     assert sum(backward_flops(op, graph) for op in graph.ops) == counted_backward.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["bert", "mixtral", "vit", "resnet", "whisper"])
+def test_models_of_the_zoo_count_what_torch_counts(name: str) -> None:
+    model, inputs = BENCHMARK["ZOO"][name]()
+    graph = trace(model, inputs, as_is=True).graph
+    forward, backward, _ = BENCHMARK["counted"](BENCHMARK["ZOO"][name], BENCHMARK["TAUGHT"])
+    assert sum(forward_flops(op, graph) for op in graph.ops) == forward
+    assert sum(backward_flops(op, graph) for op in graph.ops) == backward
+    assert unknown_ops(graph) == {}
 
 
 def test_convolution_agrees_with_torch_and_by_hand() -> None:

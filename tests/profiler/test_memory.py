@@ -22,7 +22,8 @@ BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "profi
 
 def follow(model: nn.Module, inputs: Any, **options: Any) -> Memory:
     traced = trace(model, inputs, as_is=True)
-    return memory(traced.graph, replay(traced.graph, in_place=traced.in_place), **options)
+    events = replay(traced.graph, in_place=traced.in_place)
+    return memory(traced.graph, events, idle_bytes=traced.idle_bytes, **options)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "none"])
@@ -37,7 +38,7 @@ def test_peaks_are_those_of_the_allocator(name: str, optimizer: str) -> None:
 def test_small_form_of_the_benchmark(name: str) -> None:
     row = BENCHMARK["measure_row"](name)
     for column in BENCHMARK["COLUMNS"]:
-        assert abs(row.error(column)) < 0.05, (column, row)
+        assert abs(row.error(column)) < 0.02, (column, row)
     assert row.error("saved") == pytest.approx(0, abs=0.005)
     assert name in BENCHMARK["table"]([row])
 
@@ -96,10 +97,45 @@ def test_foreach_holds_all_denominators_at_once() -> None:
     assert many.peak("step") - one.peak("step") == 20 * 4 - 2 * 16 * 4
 
 
+def test_an_update_begins_while_the_denominator_before_is_held() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.a * self.b).sum()
+
+    use = follow(Two(), (torch.zeros(1000),))
+    updates = [m.temporaries for m in use.timeline if m.phase == "step"]
+    assert updates == [2 * 4000, 3 * 4000]
+
+
 def test_rounding_is_stated_apart() -> None:
     exact, rounded = follow(*gpt2()), follow(*gpt2(), granularity_bytes=512)
     assert exact.timeline == rounded.timeline
     assert exact.rounding_bytes == 0 < rounded.rounding_bytes < 0.1 * rounded.peak_bytes
+
+
+def test_arguments_of_a_module_live_until_it_returns() -> None:
+    class Grow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x.neg(), x.neg(), x.neg()])
+
+    class Outer(nn.Module):
+        def __init__(self, inside: bool) -> None:
+            super().__init__()
+            self.grow, self.inside = Grow(), inside
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            return (self.grow(y) if self.inside else self.grow.forward(y)).sum()
+
+    one = 4000
+    x = torch.zeros(1000)
+    inside, plain = (follow(Outer(k), (x,)).peak("forward") for k in (True, False))
+    assert inside == one + one + 3 * one + 3 * one  # x; y, which the caller holds; the parts; the whole
+    assert inside - plain == one
 
 
 def test_in_place_ops_share_memory() -> None:
@@ -127,8 +163,34 @@ def test_a_model_without_gradients_saves_nothing() -> None:
     assert use.peak("backward") <= use.peak("forward")
 
 
+def test_what_no_op_reads_occupies_memory_all_the_same() -> None:
+    model, batch = chain()
+    plain = follow(model, batch)
+    model.register_parameter("unused", nn.Parameter(torch.zeros(100)))
+    model.register_parameter("tied", model.unused)
+    model.register_buffer("table", torch.zeros(50))
+    more = follow(model, batch)
+    assert more.parameter_bytes - plain.parameter_bytes == 400
+    assert more.input_bytes - plain.input_bytes == 200
+    assert (more.gradient_bytes, more.optimizer_bytes) == (plain.gradient_bytes, plain.optimizer_bytes)
+    assert more.peak_bytes - plain.peak_bytes == 600
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    model, batch = chain()
+    model.lin.bias.requires_grad_(False)
+    use = follow(model.eval(), batch)
+    assert (use.parameter_bytes, use.gradient_bytes, use.optimizer_bytes) == (80, 64, 2 * 64 + 4)
+
+
+def test_an_input_that_no_op_reads_counts() -> None:
+    model = Lambda(lambda s, a, b: s.lin(a).sum())
+    use = follow(model, (torch.zeros(64, 4), torch.zeros(10)))
+    assert use.input_bytes == 64 * 4 * 4 + 40
+
+
 def test_without_events_only_what_is_static_counts() -> None:
     graph: OpGraph = trace(*chain()).graph
     assert memory(graph, StepEvents()).peak_bytes == 1024 + 80
-    profile = make_profile(graph, load_cluster("cpu-gloo"), events=replay(graph))
+    profile = make_profile(graph, load_cluster("cpu-gloo"), replay(graph))
     assert profile.timeline and profile.peak_bytes["step"] == max(m.total for m in profile.timeline)

@@ -12,10 +12,10 @@ import torch
 
 from autoplan.errors import AutoplanError
 from autoplan.hardware import load_cluster
-from autoplan.ir import OpGraph
+from autoplan.ir import OpGraph, StepEvents
 from autoplan.profiler import CostTable, Moment, Profile, UnknownOp, cost_table, make_profile
 from autoplan.rules import analyse
-from autoplan.trace import trace
+from autoplan.trace import replay, trace
 from tests.profiler.models import gpt2, llama, one_op
 
 CLUSTER = load_cluster("a100-8x", nodes=2)
@@ -66,7 +66,7 @@ def test_table_round_trips_and_prints(graph: OpGraph) -> None:
 
 
 def test_profile_adds_up_and_round_trips(graph: OpGraph) -> None:
-    profile = make_profile(graph, CLUSTER, notes=("traced as it is",))
+    profile = make_profile(graph, CLUSTER, replay(graph), notes=("traced as it is",))
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     assert profile.forward_flops == sum(g.forward_flops for g in profile.by_op())
     assert profile.saved_activation_bytes == sum(g.saved_bytes for g in profile.by_module())
@@ -83,7 +83,7 @@ def test_profile_adds_up_and_round_trips(graph: OpGraph) -> None:
 
 
 def test_malformed_profiles_are_refused(graph: OpGraph) -> None:
-    data = make_profile(graph, CLUSTER).to_json()
+    data = make_profile(graph, CLUSTER, StepEvents()).to_json()
     with pytest.raises(AutoplanError, match="format"):
         Profile.from_json({**data, "format": 0})
     del data["nodes"]
@@ -92,14 +92,14 @@ def test_malformed_profiles_are_refused(graph: OpGraph) -> None:
 
 
 def test_unknown_ops_reach_the_profile() -> None:
-    profile = make_profile(one_op("mylib.magic.default", [(8, 4)], (8, 4), grad="a"), CLUSTER)
+    profile = make_profile(one_op("mylib.magic.default", [(8, 4)], (8, 4), grad="a"), CLUSTER, StepEvents())
     assert profile.unknown_ops == {"mylib.magic.default": UnknownOp(1, 1.0, 1.0)}
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     assert profile.step_time_s > 0
 
 
 def test_csv_has_a_line_per_op(graph: OpGraph) -> None:
-    profile = make_profile(graph, CLUSTER)
+    profile = make_profile(graph, CLUSTER, StepEvents())
     rows = list(csv.DictReader(io.StringIO(profile.to_csv())))
     assert [r["key"] for r in rows] == [n.key for n in profile.nodes]
     assert sum(int(r["forward_flops"]) for r in rows) == profile.forward_flops
@@ -107,7 +107,7 @@ def test_csv_has_a_line_per_op(graph: OpGraph) -> None:
 
 def test_trace_events_are_what_perfetto_reads(graph: OpGraph) -> None:
     timeline = (Moment("forward", graph.ops[0].key, 9, 0, 0, 0, 1, 2), Moment("step", "wte.weight", 9, 9, 0, 0, 0, 0))
-    profile = dataclasses.replace(make_profile(graph, CLUSTER), timeline=timeline)
+    profile = dataclasses.replace(make_profile(graph, CLUSTER, StepEvents()), timeline=timeline)
     events = json.loads(json.dumps(profile.to_chrome_trace()))["traceEvents"]
     assert {e["ph"] for e in events} == {"M", "X", "C"}
     assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["forward", "backward", "optimizer"]
@@ -125,3 +125,24 @@ def test_an_expanded_operand_is_read_once() -> None:
 
     node = cost_table(trace(Wide(), (torch.ones(8, 4), torch.ones(8, 16))).graph, CLUSTER).nodes[-1]
     assert (node.forward_read_bytes, node.forward_written_bytes) == (8 * 4 + 8 * 16 * 4, 8 * 16 * 4)
+
+
+def test_phases_and_modules_add_up(graph: OpGraph) -> None:
+    profile = make_profile(graph, CLUSTER, replay(graph))
+    forward, backward, update = profile.by_phase()
+    assert (forward.flops, backward.flops, update.flops) == (profile.forward_flops, profile.backward_flops, 0)
+    assert forward.seconds + backward.seconds + update.seconds == pytest.approx(profile.step_time_s)
+    assert (forward.peak_bytes, backward.peak_bytes) == (profile.peak_bytes["forward"], profile.peak_bytes["backward"])
+    assert max(p.peak_bytes for p in profile.by_phase()) == profile.peak_bytes["step"]
+    assert update.read_bytes == 2 * profile.gradient_bytes + profile.optimizer_bytes
+    assert update.written_bytes == profile.gradient_bytes + profile.optimizer_bytes
+    assert sum(g.forward_bytes for g in profile.by_module()) == forward.read_bytes + forward.written_bytes
+    assert sum(g.backward_bytes for g in profile.by_op()) == backward.read_bytes + backward.written_bytes
+
+
+def test_convolutions_are_named_whose_scratch_no_peak_counts() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.ConvTranspose2d(8, 4, 3))
+    graph = trace(model, (torch.randn(2, 3, 12, 12),)).graph
+    profile = make_profile(graph, CLUSTER, replay(graph))
+    assert profile.uncounted_scratch == {"conv2d": 1, "conv_transpose2d": 1}
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
