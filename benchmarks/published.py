@@ -23,7 +23,7 @@ Per device one number is fitted, a factor on the efficiency of matrix products, 
   replica): neither file nor publication states it. The publication names overlap of all communication: a
   tensor-parallel collective is taken to run in t pieces of which all but one are hidden, gradients behind one backward
   pass, transfers between stages fully.
-- H100, **chosen after errors had been seen** (mean 5.2 %, worse than one constant rate): chunks of one layer, the
+- H100, **chosen after errors had been seen** (mean 5.2 % with the cost model of that day): chunks of one layer, the
   smallest bubble, in place of the smallest divisor above 1 of a stage's layers; and gradients scattered in float32, as
   Megatron does with bfloat16, with parameters gathered behind one forward pass. Both are what a tuned run would do,
   but the H100 figure is therefore no blind prediction. The report gives it with the first choices too.
