@@ -154,7 +154,7 @@ def stepper(name: str) -> Callable[[], float]:
 
     def step() -> float:
         begun = time.process_time()
-        run(model, inputs).backward()
+        torch.autograd.backward(run(model, inputs))
         optimizer.step()
         optimizer.zero_grad()
         return time.process_time() - begun
@@ -224,8 +224,8 @@ def report(runs: list[dict[str, Any]], command: str) -> str:
 
     lines = [
         "# Predicted step times on a CPU", "",
-        f"`{command}`, torch {torch.__version__}; CPU seconds on one thread. One figure per run, each with a calibration"
-        " of its own:", "",
+        f"`{command}`, torch {torch.__version__}; CPU seconds on one thread. One figure per run, each with a"
+        " calibration of its own:", "",
         "| models | mean absolute error | rank correlation |", "|---|---|---|",
         f"| {shown['models']} of the zoo | {each('mean_absolute_error', '.1%')} | {each('rank_correlation', '.3f')} |",
         f"| {shown['held_out_models']} held out | {each('held_out_mean_absolute_error', '.1%')} | "

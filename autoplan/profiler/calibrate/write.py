@@ -52,25 +52,33 @@ def calibrate(
         cuda = torch.cuda.is_available()
         device = torch.device("cuda" if cuda else "cpu")
         machine = Machine(device, not cuda and threads == 1, 5 if quick else 9, 0.01 if quick else 0.03)
-        return _measure(machine, name, ranks, threads, quick, progress)
+        return measure(machine, name, ranks, threads, quick, progress)
     finally:
         torch.set_num_threads(before)
 
 
 def write_profile(text: str, path: Path) -> None:
-    """Writes a file in one step: whoever reads it sees all of it or what was there before."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    """Writes a file in one step: whoever reads it sees all of it or what was there before.
+
+    Raises:
+        OptionError: The file cannot be written.
+    """
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as e:
+        raise OptionError(f"cannot write to {path}: {e.strerror or e}") from None
 
 
-def _measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progress: Callable[[str], None]) -> str:
+def measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progress: Callable[[str], None]) -> str:
+    """`calibrate` on a given clock."""
     how = f"measured by autoplan calibrate, torch {torch.__version__}, {_what(m.device)}"
     how += "" if m.device.type == "cuda" else f", {threads} {'threads' if threads > 1 else 'thread'}"
 
