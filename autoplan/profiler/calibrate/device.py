@@ -8,8 +8,8 @@ from torch import nn
 from autoplan.profiler.calibrate.machine import Machine, Sample, net
 
 
-def launch(m: Machine) -> Sample:
-    """Seconds of one kernel where nothing but overhead counts.
+def launch(m: Machine) -> tuple[Sample, Sample]:
+    """Seconds of one kernel where nothing but overhead counts: as in a step, after other work, and in a hot loop.
 
     A block of linear, GELU and layer norm starts 3 kernels forward and 3 + 1 + 1 backward, as the profiler counts them.
     """
@@ -21,11 +21,11 @@ def launch(m: Machine) -> Sample:
         model(x).sum().backward()
         model.zero_grad()
 
-    return m.sample(step, per=16 * 8)
+    return m.cold(step, per=16 * 8), m.sample(step, per=16 * 8)
 
 
 def view(m: Machine) -> Sample:
-    """Seconds of a view in eager autograd, forward or backward."""
+    """Seconds of a view in eager autograd, forward or backward, after other work."""
     x = torch.ones(2, 2, device=m.device, requires_grad=True)
 
     def step() -> None:
@@ -34,7 +34,7 @@ def view(m: Machine) -> Sample:
             y = y.transpose(0, 1).view_as(y)
         y.sum().backward()  # type: ignore[no-untyped-call]
 
-    return m.sample(step, per=4 * 32)
+    return m.cold(step, per=4 * 32)
 
 
 def bare(m: Machine) -> float:

@@ -41,13 +41,18 @@ class Machine:
         begun = self.now()
         run()
         calls = max(1, int(self.slice_s / max(self.now() - begun, 1e-7)))
-        times = []
-        for _ in range(self.repeats):
+        times: list[float] = []
+        end = self._end()
+        while len(times) < self.repeats and (len(times) < 2 or time.monotonic() < end):
             begun = self.now()
             for _ in range(calls):
                 run()
             times.append((self.now() - begun) / calls / per)
         return summary(times)
+
+    def _end(self) -> float:
+        """When no further repeats are made, however few there are: on a busy machine all of them take too long."""
+        return time.monotonic() + 3 * self.repeats * self.slice_s
 
     def difference(self, less: Callable[[], object], more: Callable[[], object]) -> tuple[Sample, Sample]:
         """Seconds of ``less()``, and by how much ``more()`` takes longer; the two take turns, so that drifts cancel."""
@@ -55,8 +60,10 @@ class Machine:
         begun = self.now()
         more()
         calls = max(1, int(self.slice_s / max(self.now() - begun, 1e-7)))
-        short, longer = [], []
-        for _ in range(self.repeats):
+        short: list[float] = []
+        longer: list[float] = []
+        end = self._end()
+        while len(short) < self.repeats and (len(short) < 2 or time.monotonic() < end):
             times = []
             for run in (less, more):
                 begun = self.now()

@@ -93,7 +93,7 @@ def measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progre
     phase("new memory")  # first: what was freed before decides what the allocator of the C library keeps
     new = new_tensors(m, quick) if m.device.type == "cpu" else []
     phase("overhead of an op")
-    start, look = launch(m), view(m)
+    (start, hot), look = launch(m), view(m)
     phase("optimizer")
     update = updates(m)
     phase("matrix products")
@@ -105,7 +105,7 @@ def measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progre
     copy_peak, copy_curve = _efficiency([(size, s.seconds) for size, s in copied])
     phase("ops of other rates")
     allocation = rising([(size, s.seconds) for size, s in new])
-    own = own_rates(m, start.seconds)
+    own = own_rates(m, hot.seconds)  # probes run in hot loops as well
     phase("collectives")
     level, spreads, backend = links(ranks, quick, m.device)
     memory, reserved = _memory(m.device, ranks)
@@ -114,12 +114,14 @@ def measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progre
         "memory_bytes": f"{how}; all of the memory"
         + ("" if m.device.type == "cuda" else f", shared by {ranks} processes"),
         "memory_bytes_per_s": source("best copy, read plus written", [s for _, s in copied]),
-        "kernel_launch_s": source("an op in a chain of tiny modules, forward and backward", [start]),
+        "kernel_launch_s": source("an op in a chain of tiny modules, forward and backward, other work before", [start]),
         "reserved_bytes": "assumed: driver context and communication buffers" if reserved else "assumed: none",
         "allocator_granularity_bytes": "PyTorch: c10/cuda/CUDACachingAllocator or c10/core/alignment.h",
         "matmul_efficiency": source("square products in float32", [s for _, s in multiplied]),
         "memory_efficiency": source("copies", [s for _, s in copied]),
-        "view_s": source("a chain of views, forward and backward; 0 on a device that runs behind", [look]),
+        "view_s": source(
+            "a chain of views, forward and backward, other work before; 0 on a device that runs behind", [look]
+        ),
         "update_s": source("AdamW of torch.optim, other work before", [s for _, s in update]),
         "op_flops_per_s": source("modules of usual sizes", [s for _, _, s in own]),
         "flops_per_s": source("the largest product of each dtype; float32: the best size", [s for _, _, s in rates]),
