@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/profiler_time.py [--calibrations 3] [--cluster my.toml]
 
 The models are those of the zoo, and apart from them five that were held out: written after calibration had its probes,
-which were chosen while looking at errors on the zoo. One change came after their errors had been seen, that overheads
-are timed with cold caches. Without a file the machine is calibrated first, as often as asked
-for, each time in a new process; models are measured anew after each calibration. The figure of a run is what one
-calibration gives; the report quotes all runs, and the table shows the run of the median error.
+which were chosen while looking at errors on the zoo. One change came after their errors had been seen: overheads are
+timed with cold caches. Without a file the machine is calibrated first, as often as asked for, each time in a new
+process; models are measured anew after each calibration. The report quotes all runs, and its table shows the run whose
+error is the median.
 
 Measured are CPU seconds of forward, backward and AdamW on one thread: the models take turns for several rounds, and the
 median of the rounds counts, its spread being the distance of the quartiles relative to it. Models that cannot be
