@@ -10,7 +10,8 @@ error is the median.
 
 Measured are CPU seconds of forward, backward and AdamW on one thread: the models take turns for several rounds, and the
 median of the rounds counts, its spread being the distance of the quartiles relative to it. Models that cannot be
-profiled are listed with their error and leave the averages.
+profiled are listed with their error and leave the averages. *Drift* says how much longer a product of two matrices of
+512 x 512 took between the models than the file says: the machine's speed is not the same at all times.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch.nn import functional as F
 
 from autoplan import api
 from autoplan.errors import AutoplanError
+from autoplan.hardware import load_cluster, matmul_s
 from benchmarks.zoo import BATCH, VOCABULARY, ZOO, Made, run
 
 RESULTS = Path(__file__).parent / "results"
@@ -188,12 +190,19 @@ def measure(cluster: Path) -> dict[str, Any]:
             predicted[name] = api.profile(*make(), cluster=str(cluster)).step_time_s
         except AutoplanError as e:
             failed[name] = " ".join(str(e).split())[:160]
+    device, flops = load_cluster(cluster).device, 2 * 512**3
+    matrix, product_s = torch.randn(512, 512), list[float]()
     steps = {name: stepper(name) for name in predicted}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
             step()  # caches hold what the model before has left
             times[name].append(step())
+            torch.mm(matrix, matrix)
+            begun = time.process_time()
+            for _ in range(3):
+                torch.mm(matrix, matrix)
+            product_s.append((time.process_time() - begun) / 3)
     rows = []
     for name, found in times.items():
         low, median, high = statistics.quantiles(found, n=4)
@@ -203,6 +212,7 @@ def measure(cluster: Path) -> dict[str, Any]:
     zoo, held = [r for r in rows if not r["held_out"]], [r for r in rows if r["held_out"]]
     return {
         "models": len(zoo), **_figures(zoo, ""), "held_out_models": len(held), **_figures(held, "held_out_"),
+        "drift": statistics.median(product_s) / matmul_s(device, flops, "float32") - 1,
         "rows": rows, "not_profiled": failed,
     }  # fmt: skip
 
@@ -231,6 +241,7 @@ def report(runs: list[dict[str, Any]], command: str) -> str:
         f"| {shown['models']} of the zoo | {each('mean_absolute_error', '.1%')} | {each('rank_correlation', '.3f')} |",
         f"| {shown['held_out_models']} held out | {each('held_out_mean_absolute_error', '.1%')} | "
         f"{each('held_out_rank_correlation', '.3f')} |", "",
+        f"Drift of the machine between calibration and measurement: {each('drift', '+.0%')}.", "",
         "The run of the median error; models held out are marked with *.", "",
         "| model | measured ms | spread | predicted ms | error |", "|---|---|---|---|---|",
         *(f"| {r['model']}{' *' if r['held_out'] else ''} | {r['measured_ms']:.1f} | {r['spread']:.0%} | "
