@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from rich.console import RenderableType
 
 from autoplan.display.grid import Grid, rich_table
-from autoplan.hardware import ClusterSpec, Level
+from autoplan.hardware import ClusterSpec, Device, Level
 from autoplan.ir.units import format_bytes, format_rate, format_seconds
 
 _GRANULE = "allocator_granularity_bytes"
@@ -55,16 +55,34 @@ def cluster_grids(cluster: ClusterSpec) -> list[Grid]:
         ("launch of a kernel", format_seconds(d.kernel_launch_s), source.get("kernel_launch_s", "")),
         ("matmul efficiency", _range(d.matmul_efficiency.points), source.get("matmul_efficiency", "")),
         ("memory efficiency", _range(d.memory_efficiency.points), source.get("memory_efficiency", "")),
+        *_optional(d),
         *(
             (name, format_rate(rate, "flop/s"), source.get(name, source.get("flops_per_s", "")))
             for name, rate in d.flops_per_s
         ),
     )
+    rates = [
+        (op, format_rate(ahead, "flop/s"), format_rate(behind, "flop/s")) for op, (ahead, behind) in d.op_flops_per_s
+    ]
+    columns = ("op", ">forward", ">backward")
     return [
         Grid(f"{cluster.name}: {cluster.description}", ("", ""), (("devices", size), ("device", d.name))),
         Grid("Device", ("", ">", "source"), device),
+        *([Grid("Ops of other rates", columns, tuple(rates), note=source.get("op_flops_per_s", ""))] if rates else []),
         *(_level(level) for level in cluster.levels),
     ]
+
+
+def _optional(d: Device) -> list[tuple[str, str, str]]:
+    """Rows of what only measured devices say."""
+    source = dict(d.sources)
+    rows = [("a view", format_seconds(d.view_s), source.get("view_s", ""))] if d.view_s else []
+    curves = (("a new tensor", d.allocation_s, "allocation_s"), ("AdamW of a parameter", d.update_s, "update_s"))
+    for label, curve, key in curves:
+        if curve is not None:
+            low, high = curve.points[0][1], curve.points[-1][1]
+            rows.append((label, f"{format_seconds(low)} to {format_seconds(high)}", source.get(key, "")))
+    return rows
 
 
 def _level(level: Level) -> Grid:

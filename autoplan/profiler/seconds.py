@@ -18,15 +18,22 @@ from autoplan.rules import OpView
 
 
 def rate_key(op: Op, graph: OpGraph) -> str:
-    """Name under which a device lists the rate of an op: attention with dropout and grouped convolutions differ."""
-    if op.name == "scaled_dot_product_attention" and op.arg(4, "dropout_p", 0.0):
-        return f"{op.name}.dropout"
-    if not op.name.startswith("conv"):
-        return op.name
+    """Name under which a device lists the rate of an op. Kinds of one op that run in other kernels have their own.
+
+    Attention with dropout (``.dropout``), a mask (``.mask``) or a mask that is trained (``.bias``); convolutions in
+    groups (``.grouped``) and of one point (``.pointwise``).
+    """
     v = OpView.of(op, graph)
-    x, w = v.index(0, "input") or 0, v.index(1, "weight") or 0
-    grouped = v.ins[x].rank == v.ins[w].rank and v.ins[x].shape[1] != v.ins[w].shape[1]
-    return f"{op.name}.grouped" if grouped and "transpose" not in op.name else op.name
+    if op.name == "scaled_dot_product_attention":
+        mask = v.index(3, "attn_mask")
+        kind = "" if mask is None else ".bias" if v.ins[mask].requires_grad else ".mask"
+        return op.name + (".dropout" if op.arg(4, "dropout_p", 0.0) else kind)
+    if not op.name.startswith("conv") or "transpose" in op.name:
+        return op.name
+    x, w = v.ins[v.index(0, "input") or 0], v.ins[v.index(1, "weight") or 0]
+    if x.rank == w.rank and x.shape[1] != w.shape[1]:
+        return f"{op.name}.grouped"
+    return f"{op.name}.pointwise" if all(n == 1 for n in w.shape[2:]) else op.name
 
 
 def kernel_s(

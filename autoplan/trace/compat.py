@@ -45,6 +45,11 @@ def accumulates_in_place(gradient: torch.Tensor) -> bool:
     return alone and torch._prims_common.is_non_overlapping_and_dense_or_false(gradient)
 
 
+def storage_key(x: torch.Tensor) -> int:
+    """Identity of a storage: only its C++ address is stable."""
+    return x.untyped_storage()._cdata
+
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -53,4 +58,5 @@ __all__ = [
     "autograd_sequence",
     "node_sequence",
     "pytree",
+    "storage_key",
 ]

@@ -26,6 +26,7 @@ from autoplan.trace.compat import (
     autograd_sequence,
     node_sequence,
     pytree,
+    storage_key,
 )
 from autoplan.trace.workspace import hidden_bytes
 
@@ -146,7 +147,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[StorageEvent] = []
         self.phase, self.op = "forward", ""
         self.count = 0
-        self.live: dict[int, int] = {t.untyped_storage()._cdata: -1 for t in given}
+        self.live: dict[int, int] = {storage_key(t): -1 for t in given}
         self.given = list(given)  # keeps their storages, and with them the keys of `live`
         self.starts: list[int] = []  # number of the first autograd node of each op
         self.keys: list[str] = []
@@ -162,7 +163,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def number(self, tensor: torch.Tensor | None) -> int:
         assert tensor is not None
-        return self.live[tensor.untyped_storage()._cdata]
+        return self.live[storage_key(tensor)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # asked for about as often as all ops together
@@ -182,7 +183,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, tensor: torch.Tensor, hidden: int | None) -> None:
         storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes() if hidden is None else hidden
+        key, nbytes = storage_key(tensor), storage.nbytes() if hidden is None else hidden
         if key in self.live or not nbytes:
             return
         self.live[key] = self.count
@@ -199,7 +200,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def save(self, tensor: torch.Tensor) -> _Saved:
         """Autograd saves a tensor."""
         saved = _Saved(tensor)
-        number = self.live.get(tensor.untyped_storage()._cdata, -1)
+        number = self.live.get(storage_key(tensor), -1)
         if number >= 0:
             self._add("save", number, 0)
             weakref.finalize(saved, self._add, "release", number, 0)

@@ -289,6 +289,37 @@ def test_clusters(run: Run, tmp_path: Path) -> None:
     assert "a100-8x" in err
 
 
+def test_calibrate(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import autoplan.profiler.calibrate as room
+
+    text = (ROOT / "profiles" / "cpu-gloo.toml").read_text()
+    asked: dict[str, Any] = {}
+
+    def measured(**options: Any) -> str:
+        options.pop("progress")("memory (1 of 7)")
+        asked.update(options)
+        return text
+
+    monkeypatch.setattr(room, "calibrate", measured)
+    path = tmp_path / "my.toml"
+    code, out, _ = run("calibrate", "-o", str(path), "--ranks", "4", "--threads", "2", "--quick")
+    assert code == 0 and "written to" in out
+    assert asked == {"name": "my", "ranks": 4, "threads": 2, "quick": True}
+    assert path.read_text() == text
+    asked.clear()
+    for bad in (tmp_path / "missing" / "my.toml", tmp_path / "my.json", tmp_path):
+        code, _, err = run("calibrate", "-o", str(bad))
+        assert code == 2 and "Traceback" not in err and not asked
+    monkeypatch.setattr("os.replace", _refuse)
+    code, _, err = run("calibrate", "-o", str(path))
+    assert code == 2 and "cannot write to" in err and "Traceback" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["my.toml"]
+
+
+def _refuse(*paths: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_demo_exits_with_one_where_something_disagrees(run: Run, api: FakeApi) -> None:
     code, out, err = run("demo")
     assert (code, err) == (0, "")

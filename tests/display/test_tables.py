@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ from autoplan.display import (
     profile_html,
     profile_tables,
 )
-from autoplan.hardware import known_clusters, load_cluster
+from autoplan.hardware import Curve, known_clusters, load_cluster
 from autoplan.profiler import Moment, OpCost, Profile, UnknownOp
 from tests.display.plans import make_plan
 
@@ -202,6 +203,16 @@ def test_every_number_of_a_cluster_has_its_source(name: str) -> None:
     out = " ".join(text(cluster_tables(spec), width=1000).split())
     for _, source in (*spec.device.sources, *(s for level in spec.levels for s in level.sources)):
         assert " ".join(source.split()) in out
+
+
+def test_optional_keys_of_a_device_are_shown() -> None:
+    spec = load_cluster("cpu-gloo")
+    curve = Curve(((64.0, 1e-5), (1e6, 1e-3)))
+    keys: dict[str, Any] = {"allocation_s": curve, "update_s": curve, "view_s": 2e-6}
+    device = dataclasses.replace(spec.device, op_flops_per_s=(("tanh", (1e9, 2e9)),), **keys)
+    out = text(cluster_tables(dataclasses.replace(spec, device=device)), width=200)
+    assert "a new tensor" in out and "AdamW of a parameter" in out and "a view" in out
+    assert re.search(r"tanh +1 Gflop/s +2 Gflop/s", out)
 
 
 def test_memory_svg_marks_the_cap() -> None:
