@@ -47,7 +47,7 @@ def accumulates_in_place(gradient: torch.Tensor) -> bool:
 
 def storage_key(x: torch.Tensor) -> int:
     """Identity of a storage: only its C++ address is stable."""
-    return x.untyped_storage()._cdata
+    return int(x.untyped_storage()._cdata)
 
 
 __all__ = [
