@@ -26,7 +26,8 @@ Per device one number is fitted, a factor on the efficiency of matrix products, 
 - H100, **chosen after errors had been seen** (mean 5.2 % with the cost model of that day): chunks of one layer, the
   smallest bubble, in place of the smallest divisor above 1 of a stage's layers; and gradients scattered in float32, as
   Megatron does with bfloat16, with parameters gathered behind one forward pass. Both are what a tuned run would do,
-  but the H100 figure is therefore no blind prediction. The report gives it with the first choices too.
+  but the H100 figure is therefore no blind prediction. The report gives it with the first choices too, as
+  written down here afterwards (gradients scattered in two bytes, no gathering): the first script was not kept.
 """
 
 from __future__ import annotations
