@@ -162,7 +162,6 @@ def accept(traced: TracedModel, search: Search, cap_bytes: int, progress: Progre
         InfeasibleError: None does; carries the smallest cap that works.
     """
     best: tuple[Candidate, Emitted, Liveness] | None = None
-    worst = None
     for attempt in range(EMISSIONS):
         limit = best[0].value.cost_s if best else float("inf")
         candidate = search.next(cap_bytes, limit)
@@ -172,10 +171,8 @@ def accept(traced: TracedModel, search: Search, cap_bytes: int, progress: Progre
         emitted, live = _measure(traced, search, candidate, cap_bytes)
         if live.peak_bytes <= cap_bytes:
             best = candidate, emitted, live
-        elif worst is None or live.peak_bytes < worst.peak_bytes:
-            worst = live
     if best is None:
-        best = _smallest(traced, search, cap_bytes, worst, progress)
+        best = _smallest(traced, search, cap_bytes, progress)
     candidate, emitted, live = best
     made = assemble(search, candidate, cap_bytes=cap_bytes)
     breakdown = {**made.breakdown, **{f"{k}_bytes": float(v) for k, v in live.parts.items()}}
@@ -190,14 +187,19 @@ def _measure(traced: TracedModel, search: Search, candidate: Candidate, cap_byte
 
 
 def _smallest(
-    traced: TracedModel, search: Search, cap_bytes: int, least: Liveness | None, progress: Progress
+    traced: TracedModel, search: Search, cap_bytes: int, progress: Progress
 ) -> tuple[Candidate, Emitted, Liveness]:
-    """The last proposals: all over the frontier, then by bisection between the cap and the least peak found."""
+    """The last proposals: all over the frontier, then by bisection below the least peak found.
+
+    They do not depend on the cap, so that what is suggested here is found again under the suggested cap.
+    """
+    search = search.afresh()
     candidates = search.spread(SPREAD)
-    low, misses = cap_bytes, 0
+    low, misses = min(c.value.bytes for c in candidates), 0
+    least: Liveness | None = None
     for attempt in range(SPREAD + BISECTIONS):
         progress(f"looking for the smallest plan ({attempt + 1})")
-        target = cap_bytes if least is None else (low + least.peak_bytes) // 2
+        target = low if least is None else (low + least.peak_bytes) // 2
         candidate = candidates.pop(0) if candidates else search.next(target, hopeful=True)
         if candidate is not None:
             emitted, live = _measure(traced, search, candidate, cap_bytes)

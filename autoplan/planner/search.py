@@ -14,6 +14,8 @@ out what is transient; the caller measures emitted code and reports the differen
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import fnmatch
 import itertools
 import math
@@ -89,6 +91,7 @@ class MeshProblem:
         candidates: Frontier points and mixes, and what was found under caps.
         solver: Of the folded formulation, warm.
         rooms: Memory for which this has been refined.
+        swept: Points and candidates of the sweep alone.
     """
 
     prices: Prices
@@ -99,11 +102,22 @@ class MeshProblem:
     points: list[LagrangianPoint] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     rooms: set[float] = field(default_factory=set)
+    swept: tuple[tuple[LagrangianPoint, ...], tuple[Candidate, ...]] = ((), ())
 
     @property
     def mesh(self) -> Mesh:
         """Devices."""
         return self.prices.mesh
+
+    def afresh(self) -> MeshProblem:
+        """As it was after the sweep."""
+        return dataclasses.replace(
+            self,
+            solver=LagrangianSolver(self.form.problem),
+            points=list(self.swept[0]),
+            candidates=list(self.swept[1]),
+            rooms=set(),
+        )
 
     def bound(self, cap_bytes: float) -> float:
         """Equation (1)."""
@@ -208,6 +222,7 @@ def solve_mesh(
     except NoSolutionError as e:
         raise InfeasibleError(f"no placement of the rest fits the pins {dict(options.pins)} on mesh {mesh}") from e
     problem.candidates = _candidates(problem)
+    problem.swept = tuple(problem.points), tuple(problem.candidates)
     return problem
 
 
@@ -344,6 +359,13 @@ class Search:
             if c.key not in self.tried and c.value.bytes <= rooms[shape] and c.value.cost_s < faster_than * (1 - 1e-9)
         ]
         return min(found, key=lambda c: (c.value.cost_s, c.key), default=None)
+
+    def afresh(self) -> Search:
+        """The same search as it was before any question was asked of it."""
+        new = copy.copy(self)
+        new.excess, new.tried = {}, {}
+        new.problems = {shape: p.afresh() for shape, p in self.problems.items()}
+        return new
 
     def spread(self, n: int) -> list[Candidate]:
         """Up to `n` candidates not tried yet, from the least memory to the fastest of every mesh.
