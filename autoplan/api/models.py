@@ -77,9 +77,9 @@ def _module(where: str) -> Any:
 
 
 def _from_config(path: Path, batch: int | None, seq: int | None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    if batch is None or seq is None:
+    if batch is None:
         raise OptionError(f"{path}: a config.json needs --batch and --seq, the sizes of a training step")
-    if batch < 1 or seq < 1:
+    if batch < 1 or (seq is not None and seq < 1):
         raise OptionError(f"--batch {batch} --seq {seq}: both must be at least 1")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -99,12 +99,81 @@ def _from_config(path: Path, batch: int | None, seq: int | None) -> tuple[nn.Mod
         config = transformers.AutoConfig.for_model(kind, **data)
         if hasattr(config, "use_cache"):
             config.use_cache = False
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = 0  # which token it is changes no size
         with torch.device("meta"):
-            model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise OptionError(f"{path}: no causal language model can be built for model type {kind!r}: {e}") from e
-    limit = getattr(config, "max_position_embeddings", None)
-    if isinstance(limit, int) and seq > limit:
+            model = _build(config, transformers)
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as e:
+        raise OptionError(f"{path}: no model can be built for model type {kind!r}: {_first_line(e)}") from e
+    if model is None:
+        raise OptionError(
+            f"{path}: transformers has no model with a loss for model type {kind!r} and architectures "
+            f"{config.architectures}: give a function instead, file.py:function that returns (model, example_inputs)"
+        )
+    return model.train(), _batch_of(model, config, path, batch, seq)
+
+
+_HEADS = (
+    "AutoModelForCausalLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+)
+
+
+def _build(config: Any, transformers: Any) -> nn.Module | None:
+    """The class that the config names; where it names none with a head, the first kind that fits its type."""
+    for name in config.architectures or ():
+        cls = getattr(transformers, name, None)
+        if cls is not None and ("For" in name or name.endswith("LMHeadModel")):
+            model: nn.Module = cls(config)
+            return model
+    heads = [h for h in _HEADS if h != "AutoModelForCausalLM"] if config.is_encoder_decoder else _HEADS
+    for head in heads:
+        auto = getattr(transformers, head)
+        if type(config) in auto._model_mapping:
+            made: nn.Module = auto.from_config(config)
+            return made
+    return None
+
+
+def _batch_of(model: nn.Module, config: Any, path: Path, batch: int, seq: int | None) -> dict[str, torch.Tensor]:
+    """A batch of the model's main input with labels, on the meta device."""
+    main = getattr(model, "main_input_name", "input_ids")
+    kind = type(model).__name__
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype, device="meta")
+
+    if main == "pixel_values" and kind.endswith("ForImageClassification"):
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        images = empty(batch, getattr(config, "num_channels", 3), height, width, dtype=torch.float32)
+        return {"pixel_values": images, "labels": empty(batch)}
+    if seq is None:
+        raise OptionError(f"{path}: {kind} reads tokens and needs --seq as well")
+    limits = (
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
+    )
+    limit = next((n for n in limits if isinstance(n, int) and n > 0), None)
+    if limit is not None and seq > limit and getattr(config, "relative_attention_num_buckets", None) is None:
         raise OptionError(f"--seq {seq} is longer than the {limit} positions of {path}")
-    ids = torch.zeros(batch, seq, dtype=torch.int64, device="meta")
-    return model.train(), {"input_ids": ids, "labels": ids}
+    if main == "input_features" and hasattr(config, "num_mel_bins"):
+        frames = 2 * config.max_source_positions
+        sound = empty(batch, config.num_mel_bins, frames, dtype=torch.float32)
+        return {"input_features": sound, "labels": empty(batch, seq)}
+    if main == "input_ids" and (kind.endswith(("LM", "LMHeadModel", "Generation")) or "LM" in kind):
+        ids = empty(batch, seq)
+        return {"input_ids": ids, "labels": ids}
+    if main == "input_ids" and kind.endswith("ForSequenceClassification"):
+        return {"input_ids": empty(batch, seq), "labels": empty(batch)}
+    raise OptionError(
+        f"{path}: what a training batch of {kind} looks like is not known: give a function instead, file.py:function "
+        "that returns (model, example_inputs)"
+    )
+
+
+def _first_line(e: Exception) -> str:
+    line = (str(e).splitlines() or [type(e).__name__])[0]
+    return line if len(line) <= 200 else line[:200] + " ..."

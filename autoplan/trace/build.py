@@ -50,6 +50,7 @@ def build_graph(
     """
     builder = _Builder(model, prefix, low, exported.constants)
     gm: fx.GraphModule = exported.module(check_guards=False)
+    _check_shapes(gm, builder)
     inline_regions(gm, builder.where)
     functionalise(gm, builder.where, builder.describe, may_change=builder.is_buffer if updates_buffers else None)
     leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
@@ -60,6 +61,17 @@ def build_graph(
     used = {i.path for i in graph.inputs if i.kind == "input"}
     paths = tuple(p if p in used else None for p in (_input_path(k) for k, _ in leaves))
     return graph, paths, exported.call_spec.out_spec, frozenset(builder.in_place)
+
+
+def _check_shapes(gm: fx.GraphModule, builder: _Builder) -> None:
+    for node in gm.graph.nodes:
+        values = pytree.tree_leaves(node.meta.get("val"))
+        sizes = [n for x in values for n in (x.shape if isinstance(x, torch.Tensor) else [x])]
+        if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in sizes):
+            raise UnsupportedOpError(
+                f"a size or a number is read from values{builder.where(node)}: a step needs fixed shapes. "
+                "Instead of .item(), nonzero and x[mask] keep all elements, and use torch.where or multiply by the mask"
+            )
 
 
 def _input_path(key: Sequence[Any]) -> str:

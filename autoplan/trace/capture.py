@@ -106,6 +106,8 @@ def trace(
         TraceError: The model cannot be exported; names the module and the source line.
         OptionError: `inputs` is no batch.
     """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(f"the model must be an ordinary nn.Module, not {type(model).__name__}")
     args, kwargs = split_inputs(inputs)
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     _check_batch(leaves)
@@ -122,7 +124,12 @@ def trace(
     )
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
-    notes = tuple(n for n in (note, fallen_back) if n)
+    checkpointed = (
+        "the model's own gradient checkpointing is not seen: its activations count as kept, unless a plan recomputes them"
+        if getattr(model, "is_gradient_checkpointing", False)
+        else None
+    )
+    notes = tuple(n for n in (note, fallen_back, checkpointed) if n)
     unread = [x for x, path in zip(leaves, paths, strict=True) if path is None and isinstance(x, torch.Tensor)]
     return TracedModel(
         graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place,

@@ -12,12 +12,14 @@ before it returns: Python's frames hold them. Results of the model other than th
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from autoplan.errors import AutoplanError, UnsupportedOpError
 from autoplan.ir import Arg, Op, OpGraph, Ref, StepEvents, StorageEvent
 from autoplan.trace.compat import (
     FakeTensorMode,
@@ -48,7 +50,8 @@ def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
     with fake, torch.enable_grad():
         env = {i.value: _given(graph, i.value) for i in graph.inputs}
     recorder = _Recorder(env.values())
-    with fake, recorder, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(recorder.save, recorder.saved):
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, recorder.saved)
+    with _named(graph, recorder), fake, recorder, torch.enable_grad(), hooks:
         _forward(graph, env, recorder, in_place)
         loss = None if graph.loss is None else graph.outputs[graph.loss]
         start = [v for v in dict.fromkeys(graph.outputs) if env[v].requires_grad] if loss is None else [loss]
@@ -62,6 +65,22 @@ def replay(graph: OpGraph, *, in_place: Collection[str] = ()) -> StepEvents:
         trained = tuple(v for v, p in leaves.items() if p.grad is not None)
         gradients = frozenset(recorder.number(leaves[v].grad) for v in trained)
     return StepEvents(tuple(recorder.events), gradients, trained)
+
+
+@contextlib.contextmanager
+def _named(graph: OpGraph, recorder: _Recorder) -> Iterator[None]:
+    """Errors say at which op they happened."""
+    try:
+        yield
+    except AutoplanError:
+        raise
+    except Exception as e:  # torch raises whatever it likes where an op has no fake or no backward
+        op = next((op for op in graph.ops if op.key == recorder.op), None)
+        what = "a step" if op is None else f"{op.name} in module {op.module!r}" if op.module else op.name
+        raise UnsupportedOpError(
+            f"the {recorder.phase} of {what} cannot be followed on fake tensors: {type(e).__name__}: "
+            f"{str(e).splitlines()[0] if str(e) else ''}"
+        ) from e
 
 
 def _given(graph: OpGraph, value: str) -> torch.Tensor:

@@ -229,3 +229,15 @@ def test_tracing_is_deterministic(make: Callable[[], nn.Module]) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "77"}
     )
     assert done.stdout.split() == [first.fingerprint]
+
+
+def test_gradient_checkpointing_is_noted() -> None:
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    assert not any("checkpointing" in n for n in trace(model, batch).notes)
+    model.gradient_checkpointing_enable()
+    assert any("checkpointing is not seen" in n for n in trace(model, batch).notes)
