@@ -125,8 +125,8 @@ def trace(
     if graph.loss is not None and low is not None and graph.values[graph.outputs[graph.loss]].dtype == "bfloat16":
         warnings.warn("the loss is computed in bfloat16; compute it in float32 in the model", stacklevel=2)
     checkpointed = (
-        "the model's own gradient checkpointing is not seen: its activations count as kept, unless a plan recomputes them"
-        if getattr(model, "is_gradient_checkpointing", False)
+        "the model's own gradient checkpointing is not seen: activations count as kept unless a plan recomputes them"
+        if _checkpoints(model)
         else None
     )
     notes = tuple(n for n in (note, fallen_back, checkpointed) if n)
@@ -135,6 +135,12 @@ def trace(
         graph, model, args, kwargs, paths, in_spec, out_spec, model.training, notes, in_place,
         _idle_bytes(graph, model, unread),
     )  # fmt: skip
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    """Whether a Hugging Face model has its activation checkpointing switched on; the name changed in transformers 5."""
+    new = "is_activation_checkpointing"
+    return bool(getattr(model, new if hasattr(type(model), new) else "is_gradient_checkpointing", False))
 
 
 def _idle_bytes(graph: OpGraph, model: nn.Module, unread: list[torch.Tensor]) -> Mapping[str, tuple[int, ...]]:
