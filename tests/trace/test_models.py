@@ -239,5 +239,5 @@ def test_gradient_checkpointing_is_noted() -> None:
     ids = torch.zeros(2, 8, dtype=torch.int64)
     batch = {"input_ids": ids, "labels": ids}
     assert not any("checkpointing" in n for n in trace(model, batch).notes)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.activation_checkpointing_enable()
     assert any("checkpointing is not seen" in n for n in trace(model, batch).notes)
