@@ -356,15 +356,16 @@ def calibrate_command(output: Path, ranks: int, threads: int, quick: bool) -> No
     """Measure this machine and write a hardware profile that --cluster takes. Takes one or two minutes."""
     from autoplan.display import progress
     from autoplan.hardware import load_cluster
+    from autoplan.ir.files import write_whole
 
     if output.suffix != ".toml":
         raise OptionError(f"{output}: the name of a profile file has to end in .toml")
     _check_writable(output)
     with progress("loading torch") as spinner:
-        from autoplan.profiler.calibrate import calibrate, write_profile
+        from autoplan.profiler.calibrate import calibrate
 
         text = calibrate(name=output.stem, ranks=ranks, threads=threads, quick=quick, progress=spinner.phase)
-    write_profile(text, output)
+    write_whole(output, text, "the profile file")
     click.echo(f"{load_cluster(output)}\nwritten to {output}; all numbers: autoplan clusters {output}")
 
 

@@ -114,11 +114,11 @@ def _from_config(path: Path, batch: int | None, seq: int | None) -> tuple[nn.Mod
 
 
 _HEADS = (
-    "AutoModelForCausalLM",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForImageClassification",
+    "CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "MASKED_LM",
+    "IMAGE_CLASSIFICATION",
 )
 
 
@@ -129,11 +129,10 @@ def _build(config: Any, transformers: Any) -> nn.Module | None:
         if cls is not None and ("For" in name or name.endswith("LMHeadModel")):
             model: nn.Module = cls(config)
             return model
-    heads = [h for h in _HEADS if h != "AutoModelForCausalLM"] if config.is_encoder_decoder else _HEADS
-    for head in heads:
-        auto = getattr(transformers, head)
-        if type(config) in auto._model_mapping:
-            made: nn.Module = auto.from_config(config)
+    for kind in _HEADS[config.is_encoder_decoder :]:  # the decoder of a pair is also known as a causal model
+        classes = getattr(transformers, f"MODEL_FOR_{kind}_MAPPING")
+        if type(config) in classes:
+            made: nn.Module = classes[type(config)](config)
             return made
     return None
 

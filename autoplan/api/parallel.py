@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import warnings
@@ -23,7 +22,7 @@ from autoplan.errors import OptionError, PlanMismatchError
 from autoplan.hardware import load_cluster
 from autoplan.ir import Mesh, Plan, PlanOptions
 from autoplan.runtime import InputSignature, ParallelModule, RuntimeMesh, abort_on_error, broadcast_or_raise
-from autoplan.runtime.guard import gather_words, note_uncaught, synchronise_weights
+from autoplan.runtime.guard import note_uncaught, synchronise_weights, unlike_ranks
 from autoplan.trace import TracedModel, trace
 from autoplan.trace.capture import LossFn
 
@@ -179,26 +178,15 @@ def _agree(
 
 def _check_options(cluster: Cluster, options: PlanOptions, given: Plan | None) -> None:
     """All ranks must ask for the same; raises on every rank where they do not."""
-    world = dist.group.WORLD if dist.is_initialized() else None
-    if world is None:
-        return
     spec = None if cluster is None else load_cluster(cluster).fingerprint
-    asked = json.dumps([options.to_json(), spec, None if given is None else given.hash], sort_keys=True)
-    digest = hashlib.blake2b(asked.encode(), digest_size=8).digest()
-    seen = gather_words(int.from_bytes(digest, "little") >> 1, world)
-    others = [r for r, word in enumerate(seen) if word != seen[0]]
-    if others:
+    asked = [options.to_json(), spec, None if given is None else given.hash]
+    if others := unlike_ranks(json.dumps(asked, sort_keys=True)):
         raise OptionError(f"ranks {others} call parallelize with other options or another plan than rank 0")
 
 
 def _check_hash(chosen: Plan) -> None:
     """All ranks must hold one plan; raises on every rank where they do not."""
-    world = dist.group.WORLD if dist.is_initialized() else None
-    if world is None:
-        return
-    seen = gather_words(int(chosen.hash, 16) >> 1, world)
-    others = [r for r, word in enumerate(seen) if word != seen[0]]
-    if others:
+    if others := unlike_ranks(chosen.hash):
         raise PlanMismatchError(
             f"ranks {others} hold another plan than rank 0 (here its hash is {chosen.hash}): autoplan must be of one "
             "version on all ranks"

@@ -24,7 +24,9 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
-    except OSError as e:
+    except BaseException as e:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise OptionError(f"cannot write {what} to {target}: {e.strerror or e}") from e
+        if isinstance(e, OSError):
+            raise OptionError(f"cannot write {what} to {target}: {e.strerror or e}") from e
+        raise

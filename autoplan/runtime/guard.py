@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,8 @@ from autoplan.runtime.mesh import RuntimeMesh
 from autoplan.runtime.signature import batch_hash
 
 _NOTE = "autoplan/failed"
+_noted: weakref.WeakSet[BaseException] = weakref.WeakSet()
+"""Exceptions that the other ranks know of."""
 
 
 @contextlib.contextmanager
@@ -56,6 +59,7 @@ def abort_on_error(what: str) -> Iterator[None]:
                 f"the time-out of the process group; its own output tells more. torch says: {_first_line(e)}"
             ) from e
         _leave_note(f"{what}: {type(e).__name__}: {e}")
+        _noted.add(e)
         raise
 
 
@@ -72,7 +76,7 @@ class _NotingHook:
         self.before = before
 
     def __call__(self, kind: type[BaseException], e: BaseException, trace: Any) -> None:
-        known = isinstance(e, AutoplanError) or compat.is_communication_error(e)  # noted, or not the cause
+        known = e in _noted or isinstance(e, WorkerError) or compat.is_communication_error(e)  # or not the cause
         if dist.is_initialized() and not known:
             line = traceback.extract_tb(trace)[-1] if trace is not None else None
             where = "" if line is None else f" ({line.filename}:{line.lineno})"
@@ -148,6 +152,15 @@ def _broadcast_text(text: str, src: int) -> str:
         data = torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(data, src)
     return bytes(data.tolist()).decode()
+
+
+def unlike_ranks(text: str) -> list[int]:
+    """Ranks whose text is not rank 0's; empty without other ranks. Collective over all ranks."""
+    if not dist.is_initialized() or dist.group.WORLD is None:
+        return []
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    seen = gather_words(int.from_bytes(digest, "little") >> 1, dist.group.WORLD)
+    return [r for r, word in enumerate(seen) if word != seen[0]]
 
 
 def gather_words(word: int, group: dist.ProcessGroup) -> list[int]:

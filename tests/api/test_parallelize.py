@@ -350,6 +350,23 @@ def test_a_rank_that_breaks_in_training_is_named() -> None:
         run_ranks(2, fails_in_training, timeout_s=120)
 
 
+def refused_in_training(rank: int) -> None:
+    """An error of autoplan's own outside of forward and backward of the plan is passed on as well."""
+    module = parallelize(make("gpt2"), batches()[0], mesh=(2,), pins={"input_ids": "S(0)"})
+    if rank == 1:
+        try:
+            module.half()
+        except OptionError as e:
+            sys.excepthook(OptionError, e, e.__traceback__)
+            raise
+    module(**batches()[0]).loss.backward()
+
+
+def test_an_error_of_ours_in_training_is_named() -> None:
+    with pytest.raises(RankError, match="rank 1 failed in its script: OptionError: the type and the device"):
+        run_ranks(2, refused_in_training, timeout_s=120)
+
+
 def leaves_early(rank: int) -> None:
     module = parallelize(make("gpt2"), batches()[0], mesh=(2,), pins={"input_ids": "S(0)"})
     if rank == 1:

@@ -312,7 +312,7 @@ def test_calibrate(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert code == 2 and "Traceback" not in err and not asked
     monkeypatch.setattr("os.replace", _refuse)
     code, _, err = run("calibrate", "-o", str(path))
-    assert code == 2 and "cannot write to" in err and "Traceback" not in err
+    assert code == 2 and "cannot write the profile file to" in err and "Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["my.toml"]
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from autoplan.errors import OptionError
 from autoplan.hardware import ClusterSpec, load_cluster
 from autoplan.ir import OpGraph
+from autoplan.ir.files import write_whole
 from autoplan.profiler import cost_table
-from autoplan.profiler.calibrate import calibrate, write_profile
+from autoplan.profiler.calibrate import calibrate
 from autoplan.profiler.calibrate import links as links_module
 from autoplan.profiler.calibrate.links import KINDS, measure
 from autoplan.profiler.calibrate.machine import Machine, Sample
@@ -30,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     path, said = tmp_path_factory.mktemp("calibrate") / "here.toml", list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(links_module, "measure", lambda size, backend, quick: {kind: POINTS for kind in KINDS})
-        write_profile(measure_all(HASTY, "here", 2, 1, True, said.append), path)
+        write_whole(path, measure_all(HASTY, "here", 2, 1, True, said.append), "the profile file")
     return path, said
 
 
@@ -94,10 +95,10 @@ def test_too_few(ranks: int, threads: int) -> None:
 
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
-    write_profile("first", path)
+    write_whole(path, "first", "the file")
     with pytest.raises(UnicodeEncodeError):
-        write_profile("half \ud800", path)
+        write_whole(path, "half \ud800", "the file")
     assert path.read_text() == "first"
-    with pytest.raises(OptionError, match="cannot write to"):
-        write_profile("text", tmp_path / "missing" / "my.toml")
+    with pytest.raises(OptionError, match="cannot write the file to"):
+        write_whole(tmp_path / "missing" / "my.toml", "text", "the file")
     assert list(tmp_path.iterdir()) == [path]

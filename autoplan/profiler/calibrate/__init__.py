@@ -11,6 +11,6 @@ GPUs and collectives are timed by the clock. Measured are, in this order:
 - collectives over payloads and numbers of processes, with NCCL where there are as many GPUs, else with gloo. `links`
 """
 
-from autoplan.profiler.calibrate.write import calibrate, write_profile
+from autoplan.profiler.calibrate.write import calibrate
 
-__all__ = ["calibrate", "write_profile"]
+__all__ = ["calibrate"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,26 +53,6 @@ def calibrate(
         return measure(machine, name, ranks, threads, quick, progress)
     finally:
         torch.set_num_threads(before)
-
-
-def write_profile(text: str, path: Path) -> None:
-    """Writes a file in one step: whoever reads it sees all of it or what was there before.
-
-    Raises:
-        OptionError: The file cannot be written.
-    """
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as e:
-        raise OptionError(f"cannot write to {path}: {e.strerror or e}") from None
 
 
 def measure(m: Machine, name: str, ranks: int, threads: int, quick: bool, progress: Callable[[str], None]) -> str:
