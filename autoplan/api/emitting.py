@@ -30,9 +30,10 @@ class Emitted:
     program: LocalProgram
     graphs: Partitioned
 
-    def memory(self, optimizer: str) -> Liveness:
-        """Memory of a training step of these graphs."""
-        return simulate(self.graphs, self.program, optimizer_states=OPTIMIZERS[optimizer])
+    def memory(self, optimizer: str, idle_bytes: int = 0) -> Liveness:
+        """Memory of a training step of these graphs, beside `idle_bytes` of the model that they do not read."""
+        states = OPTIMIZERS[optimizer]
+        return simulate(self.graphs, self.program, optimizer_states=states, idle_bytes=idle_bytes)
 
 
 def emit(graph: OpGraph, plan: Plan, *, device: str = "cpu") -> Emitted:

@@ -181,7 +181,8 @@ def accept(traced: TracedModel, search: Search, cap_bytes: int, progress: Progre
 
 def _measure(traced: TracedModel, search: Search, candidate: Candidate, cap_bytes: int) -> tuple[Emitted, Liveness]:
     emitted = emit(traced.graph, assemble(search, candidate, cap_bytes=cap_bytes))
-    live = emitted.memory(search.options.optimizer)
+    idle = sum(n for sizes in traced.idle_bytes.values() for n in sizes)
+    live = emitted.memory(search.options.optimizer, idle)
     search.learn(candidate, live.peak_bytes)
     return emitted, live
 

@@ -58,7 +58,12 @@ class Liveness:
 
 
 def simulate(
-    partitioned: Partitioned, program: LocalProgram, *, optimizer_states: int = 2, accumulating: bool = False
+    partitioned: Partitioned,
+    program: LocalProgram,
+    *,
+    optimizer_states: int = 2,
+    accumulating: bool = False,
+    idle_bytes: int = 0,
 ) -> Liveness:
     """Peak memory of one step on one device.
 
@@ -67,8 +72,10 @@ def simulate(
         program: The program they come from.
         optimizer_states: Full-size state tensors per trainable parameter: 2 for AdamW, 1 for SGD with momentum.
         accumulating: Whether gradients of an earlier backward are there, to which this one's are added.
+        idle_bytes: Parameters, buffers and inputs that the program does not read.
     """
     step = _Step(program, optimizer_states)
+    step.hold(step.new(idle_bytes, "parameters"))
     if accumulating:
         values = program.values
         step.hold([step.new(values[i].untyped_storage().nbytes(), "gradients") for i in partitioned.gradients])

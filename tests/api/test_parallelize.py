@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from autoplan.api import parallelize, plan
+from autoplan.api.emitting import emit
+from autoplan.codegen import liveness
 from autoplan.errors import AutoplanError, InfeasibleError, OptionError, PlanMismatchError
 from autoplan.ir import Plan, StagePlan
 from autoplan.runtime import full_state_dict, measure_peak
@@ -139,8 +141,8 @@ def test_dropout_is_replayed_bit_for_bit() -> None:
     assert run_ranks(2, dropout_bitwise, timeout_s=200) == [True, True]
 
 
-def capped(rank: int, kind: str, mesh: tuple[int, ...], cap: int) -> tuple[int, int, int]:
-    """(measured, predicted, recomputed ops) of the plan under a cap; nothing else lives in this process."""
+def capped(rank: int, kind: str, mesh: tuple[int, ...], cap: int) -> tuple[int, int, int, int]:
+    """(measured, predicted, predicted without what kernels hide, recomputed ops) of the plan under a cap."""
     batch = batches()[0]
     module = parallelize(make(kind), batch, mesh=mesh, memory=cap)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
@@ -151,9 +153,14 @@ def capped(rank: int, kind: str, mesh: tuple[int, ...], cap: int) -> tuple[int, 
         optimizer.zero_grad()
 
     step()
-    measured = measure_peak(step)
+    measured = min(measure_peak(step) for _ in range(3))  # gloo's threads free late at times
     recomputed = sum(o.remat == "recompute" for o in module.plan.ops.values())
-    return measured, module.plan.peak_bytes[0], recomputed
+    with pytest.MonkeyPatch.context() as patch:  # memory inside of kernels does not pass the dispatch mode
+        patch.setattr(liveness, "workspace_bytes", lambda node: 0)
+        traced = trace(make(kind), batch)
+        idle = sum(n for sizes in traced.idle_bytes.values() for n in sizes)
+        visible = emit(traced.graph, module.plan).memory("adamw", idle).peak_bytes
+    return measured, module.plan.peak_bytes[0], visible, recomputed
 
 
 @pytest.mark.parametrize(
@@ -161,10 +168,8 @@ def capped(rank: int, kind: str, mesh: tuple[int, ...], cap: int) -> tuple[int, 
 )
 def test_peak_is_predicted_and_below_the_cap(kind: str, mesh: tuple[int, ...], fraction: float) -> None:
     cap = int(fraction * plan(make(kind), batches()[0], mesh=mesh).peak_bytes[0])
-    for measured, predicted, recomputed in run_ranks(math.prod(mesh), capped, kind, mesh, cap, timeout_s=200):
-        # copies of shared heads inside the attention kernel are predicted, but hidden from the dispatch mode
-        unseen = 0.05 if kind == "llama" else 0.0
-        assert (0.95 - unseen) * predicted <= measured <= predicted <= cap
+    for measured, predicted, visible, recomputed in run_ranks(math.prod(mesh), capped, kind, mesh, cap, timeout_s=200):
+        assert 0.99 * visible <= measured <= visible <= predicted <= cap
         assert recomputed > 0 or fraction == 1.0
 
 
